@@ -1,0 +1,41 @@
+"""The append-only log of what one rank did, one JSON object a line.
+
+Guarantees: a record is one ``write`` to a file opened for appending, so everything recorded before
+a SIGKILL is readable afterwards and a reader at any moment sees whole records, but perhaps a torn
+last line, which it drops. Times are ``CLOCK_MONOTONIC`` seconds, comparable across the processes of
+one machine. Does not survive a power cut; it is evidence about processes, not about disks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+Record = dict[str, object]
+
+
+class TraceWriter:
+    """Appends to ``path``. Safe to use from several threads of one process."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def record(self, kind: str, /, **fields: object) -> None:
+        """Append one record; ``kind`` is stored under ``kind`` and the time under ``t``."""
+        line = json.dumps({"kind": kind, "t": time.monotonic(), **fields}, separators=(",", ":"))
+        os.write(self._file, line.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_trace(path: Path) -> list[Record]:
+    """All whole records of a trace, oldest first; an absent file is an empty trace."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    whole = data[: data.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()]

@@ -1,0 +1,42 @@
+"""What a training program must offer to be put on trial as a `Job`.
+
+Three things: build yourself on a rank, run one step, say what your state is. Everything else (the
+loop, checkpoints, restores, the trace, preemption) is `seatrial.plugins.jobs.loop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from seatrial.chaos.launch.context import RankContext
+from seatrial.recovery.state import TrainingState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one rank reports of one optimizer step.
+
+    ``loss`` is the global loss. ``samples`` are the dataset indices that this rank consumed in
+    ``epoch``; each sample has exactly one rank. ``tokens`` counts over all ranks.
+    """
+
+    loss: float
+    epoch: int
+    samples: Sequence[int]
+    tokens: int = 0
+
+
+class Job(Protocol):
+    """A training program on trial. One instance lives in one rank of one attempt."""
+
+    def build(self, context: RankContext) -> TrainingState:
+        """Build everything on this rank and return the state that a checkpoint must hold.
+
+        The default process group is initialised. Every random number generator has been seeded
+        from ``(context.seed, context.rank)``.
+        """
+
+    def step(self, context: RankContext) -> StepReport:
+        """Run one optimizer step; the phases are ``with context.phase("forward")`` and so on."""

@@ -1,0 +1,62 @@
+"""Every error that `seatrial.recovery` raises. Each message says what happened, where, and what
+the reader can do; callers may rely on the classes, not on the wording."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyPublishedError",
+    "CheckpointError",
+    "DamagedCheckpointError",
+    "ManifestError",
+    "MismatchError",
+    "NoValidCheckpointError",
+    "RecoveryError",
+    "SaveError",
+    "StateError",
+    "StorageUnsupportedError",
+    "TopologyError",
+]
+
+
+class RecoveryError(Exception):
+    """Base of all errors of this package."""
+
+
+class TopologyError(RecoveryError, ValueError):
+    """A topology that does not parse or does not fit the world size."""
+
+
+class StateError(RecoveryError):
+    """A piece of training state that cannot be captured or put back."""
+
+
+class CheckpointError(RecoveryError):
+    """Base of everything that goes wrong with a stored checkpoint."""
+
+
+class SaveError(CheckpointError):
+    """A save failed on some rank; nothing was published."""
+
+
+class AlreadyPublishedError(SaveError):
+    """Another attempt published this step first; the loser's files are leftovers."""
+
+
+class StorageUnsupportedError(CheckpointError):
+    """The storage cannot publish exclusively, so a manifest would not be a commit."""
+
+
+class ManifestError(CheckpointError):
+    """A manifest that is not whole or does not follow the schema."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Stored bytes that are missing or differ from the digest in the manifest."""
+
+
+class NoValidCheckpointError(CheckpointError):
+    """Checkpoints were published, and none of them is valid any more."""
+
+
+class MismatchError(CheckpointError):
+    """The checkpoint and the state to restore do not hold the same tensors."""
