@@ -39,3 +39,20 @@ def read_trace(path: Path) -> list[Record]:
         return []
     whole = data[: data.rfind(b"\n") + 1]
     return [json.loads(line) for line in whole.splitlines()]
+
+
+def read_last(path: Path, kind: str, *, window_bytes: int = 65536) -> Record | None:
+    """The newest record of one kind among the last ``window_bytes`` of a trace, if any."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - window_bytes)
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    for line in reversed(lines if start == 0 else lines[1:]):
+        record: Record = json.loads(line)
+        if record["kind"] == kind:
+            return record
+    return None

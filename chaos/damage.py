@@ -1,0 +1,2 @@
+"""placeholder until the manifest reader lands"""
+def damage_newest(*a, **k): raise NotImplementedError

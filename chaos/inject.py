@@ -1,0 +1,135 @@
+"""Listens to a rank's events, writes each to the trace, and strikes where the schedule says.
+
+Guarantees: an event is in the trace before any fault strikes at it; a strike is in the ledger
+before it happens; counting is exact and per rank, and starts anew in every attempt. Signals aimed
+at several ranks are sent by the first of them that reaches the event, itself last, as when a whole
+node is lost. Runs inside the rank, in the thread that announces the event.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from .damage import damage_newest
+from .errors import InjectedError
+from .exhaust import exhaust_memory
+from .fault import DAMAGE, Fault
+from .ledger import Ledger, Strike
+from .schedule import Schedule
+from .trace import TraceWriter
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where the injector runs: its rank, the attempt, and how to reach its peers and the store."""
+
+    rank: int
+    world_size: int
+    ranks_per_node: int
+    attempt: int
+    store: Path
+    pids: Path
+
+
+def pid_file(directory: Path, rank: int) -> Path:
+    """Where a rank of this attempt leaves its process id."""
+    return directory / f"rank{rank}.pid"
+
+
+class Injector:
+    """The listener of one rank in one attempt; see `seatrial.recovery.probe.listen`."""
+
+    def __init__(
+        self, schedule: Schedule, position: Position, ledger: Ledger, trace: TraceWriter
+    ) -> None:
+        self._schedule = schedule
+        self._position = position
+        self._ledger = ledger
+        self._trace = trace
+        self._step: int | None = None
+        self._counts = [0] * len(schedule.faults)
+        self._targets = [
+            fault.targets(
+                world_size=position.world_size, ranks_per_node=position.ranks_per_node
+            )
+            for fault in schedule.faults
+        ]
+
+    def __call__(self, event: str, edge: str, facts: dict[str, object]) -> None:
+        step = facts.get("step")
+        if isinstance(step, int):
+            self._step = step
+        self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
+        for index, fault in enumerate(self._schedule.faults):
+            if self._is_due(index, fault, event, edge):
+                self._strike(index, fault, event, edge)
+
+    def _is_due(self, index: int, fault: Fault, event: str, edge: str) -> bool:
+        if fault.when != edge or self._position.rank not in self._targets[index]:
+            return False
+        if fault.attempt not in (None, self._position.attempt):
+            return False
+        if not fault.at.matches(event, self._step):
+            return False
+        self._counts[index] += 1
+        return self._counts[index] == fault.nth
+
+    def _strike(self, index: int, fault: Fault, event: str, edge: str) -> None:
+        own = self._position.rank
+        together = fault.action in _SIGNALS
+        targets = [rank for rank in self._targets[index] if together and rank != own] + [own]
+        claimed = [
+            rank
+            for rank in targets
+            if self._ledger.claim(
+                self._describe(index, fault, rank, event, edge), persistent=fault.persistent
+            )
+        ]
+        if not claimed:
+            return
+        self._trace.record("strike", fault=str(fault), ranks=claimed)
+        if together:
+            for rank in claimed:
+                self._send(_SIGNALS[fault.action], rank)
+        elif fault.action in DAMAGE:
+            what = damage_newest(
+                self._position.store, fault, own, seed=self._schedule.seed + index
+            )
+            self._trace.record("damage", step=what.step, file=what.file, change=what.change)
+        elif fault.action == "raise":
+            raise InjectedError(f"injected by the fault '{fault}'")
+        elif fault.action == "exit":
+            os._exit(fault.code)
+        elif fault.action == "oom":
+            exhaust_memory()
+
+    def _describe(self, index: int, fault: Fault, rank: int, event: str, edge: str) -> Strike:
+        return Strike(
+            fault=index,
+            action=fault.action,
+            rank=rank,
+            attempt=self._position.attempt,
+            event=event,
+            edge=edge,
+            step=self._step,
+            t=Ledger.now(),
+            grace=fault.grace if fault.action == "terminate" else None,
+            resume=fault.resume if fault.action == "stop" else None,
+        )
+
+    def _send(self, number: signal.Signals, rank: int) -> None:
+        if rank == self._position.rank:
+            os.kill(os.getpid(), number)
+            return
+        try:
+            pid = int(pid_file(self._position.pids, rank).read_text())
+            os.kill(pid, number)
+        except (FileNotFoundError, ProcessLookupError):
+            # The peer has not started or is already gone: the judge compares strikes with how
+            # each process ended and reports a strike that changed nothing.
+            self._trace.record("missed", rank=rank, signal=number.name)

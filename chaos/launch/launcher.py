@@ -1,0 +1,174 @@
+"""How a supervisor starts the world, hears of exits, and ends it: the launcher interface.
+
+`LocalLauncher` is the one implementation: a custodian process on this machine that forks, spawns
+or runs torchrun. Another (SLURM, Kubernetes) needs the same four methods. Torch-free; used by one
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from ..errors import LaunchError, UsageError
+from ..inject import pid_file
+from .plan import AttemptPlan
+from .processes import descendants
+
+METHODS = ("fork", "spawn", "torchrun")
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank's process ended: ``status`` is its exit code, or minus the signal's number."""
+
+    rank: int
+    status: int
+    t: float
+
+
+class Launcher(Protocol):
+    """What the supervisor needs of a way to run ranks."""
+
+    def launch(self, plan: AttemptPlan) -> None:
+        """Start every rank of the attempt."""
+
+    def exits(self, *, timeout_s: float) -> list[RankExit]:
+        """Ranks that have ended since the last call; waits at most ``timeout_s`` for one."""
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank's process if it still runs."""
+
+    def stop(self) -> list[str]:
+        """End every process of the attempt; returns what outlived ranks that left by themselves."""
+
+
+class LocalLauncher:
+    """Runs ranks on this machine through a custodian process of its own.
+
+    Args:
+        method: ``fork`` (from a warm parent; spawns if the parent must not be forked and says so
+            in `note`), ``spawn`` or ``torchrun``.
+        scratch: the directory that the custodian removes if this process disappears.
+        preload: modules that the warm parent imports.
+    """
+
+    def __init__(self, *, method: str, scratch: Path, preload: tuple[str, ...] = ()) -> None:
+        if not sys.platform.startswith("linux"):
+            raise UsageError(f"seatrial launches ranks on Linux only, not on {sys.platform}")
+        if method not in METHODS:
+            raise UsageError(f"unknown launcher {method!r}; choose one of {', '.join(METHODS)}")
+        self.method = method
+        self.note = ""
+        self._plan: AttemptPlan | None = None
+        self._input = b""
+        self._pending: list[RankExit] = []
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *("-m", "seatrial.chaos.launch.custodian"),
+                    *(str(theirs.fileno()), str(scratch)),
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                # One thread each: a process that has started OpenMP's must not be forked.
+                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        if method == "fork" and (unsafe := self._ask(do="warm", modules=" ".join(preload))):
+            if reason := unsafe["unsafe"]:
+                self.method = "spawn"
+                self.note = f"ranks are spawned, not forked: {reason}"
+
+    def __enter__(self) -> LocalLauncher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def launch(self, plan: AttemptPlan) -> None:
+        plan.make_directories()
+        path = Path(plan.directory) / "plan.json"
+        path.write_text(plan.to_json())
+        self._plan = plan
+        self._ask(do="launch", method=self.method, plan=str(path))
+
+    def exits(self, *, timeout_s: float) -> list[RankExit]:
+        if not self._pending:
+            self._read(timeout_s)
+        found, self._pending = self._pending, []
+        return found
+
+    def signal(self, rank: int, number: int) -> None:
+        assert self._plan is not None
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pid = int(pid_file(Path(self._plan.directory), rank).read_text())
+            if pid in descendants(self._process.pid):
+                os.kill(pid, number)
+
+    def stop(self) -> list[str]:
+        strays = self._ask(do="stop")["strays"]
+        self._pending.clear()
+        assert isinstance(strays, list)
+        return strays
+
+    def close(self) -> None:
+        """End the custodian and everything below it. Safe to call twice."""
+        self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=15)
+            return
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _ask(self, **request: str) -> dict[str, object]:
+        try:
+            self._control.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise self._gone() from error
+        while True:
+            if answer := self._read(None):
+                if failed := answer.get("failed"):
+                    raise LaunchError(f"{request['do']}: {failed}\n{answer['detail']}")
+                return answer
+
+    def _read(self, timeout_s: float | None) -> dict[str, object] | None:
+        """Take in messages; exits are kept for later, an answer is returned."""
+        while b"\n" not in self._input:
+            if not select.select([self._control], [], [], timeout_s)[0]:
+                return None
+            data = self._control.recv(1 << 20)
+            if not data:
+                raise self._gone()
+            self._input += data
+        while b"\n" in self._input:
+            line, _, self._input = self._input.partition(b"\n")
+            message: dict[str, object] = json.loads(line)
+            if "exited" not in message:
+                return message
+            rank, status = message["exited"], message["status"]
+            assert isinstance(rank, int)
+            assert isinstance(status, int)
+            self._pending.append(RankExit(rank, status, time.monotonic()))
+        return None
+
+    def _gone(self) -> LaunchError:
+        return LaunchError(
+            f"the process that owns the ranks ended unexpectedly (status {self._process.poll()}); "
+            "was it killed, or is the machine out of memory?"
+        )

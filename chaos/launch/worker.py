@@ -1,0 +1,189 @@
+"""What one rank does, from its first instruction to its exit status, under every launcher.
+
+The custodian forks into `run_rank`; ``spawn`` and ``torchrun`` run this module as a program. The
+environment a job sees is torchrun's: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
+GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_RUN_ID.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing.util
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from seatrial.recovery.probe import listen, probe
+from seatrial.recovery.rng import seed_everything
+
+from ..inject import Injector, Position, pid_file
+from ..ledger import Ledger
+from ..schedule import Schedule
+from ..trace import TraceWriter
+from .context import RankContext
+from .plan import AttemptPlan
+from .processes import die_with_parent
+
+Entry = Callable[[RankContext, dict[str, object]], None]
+
+
+def run_rank(plan: AttemptPlan, rank: int) -> int:
+    """Run one rank to its end and return its exit status.
+
+    The exception that ends a rank is printed to its output file and recorded in its trace.
+    """
+    _redirect_output(plan.output_file(rank))
+    _set_environment(plan, rank)
+    pid_file(Path(plan.directory), rank).write_text(str(os.getpid()))
+    trace = TraceWriter(plan.trace_file(rank))
+    trace.record("process", pid=os.getpid(), attempt=plan.attempt, rank=rank)
+    try:
+        _run(plan, rank, trace)
+        trace.record("ended", status=0)
+        return 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 1 if leaving.code else 0
+        if leaving.code and not isinstance(leaving.code, int):
+            print(leaving.code, file=sys.stderr)
+        trace.record("ended", status=status)
+        return status
+    except BaseException as error:
+        traceback.print_exc()
+        names = [kind.__name__ for kind in type(error).__mro__]
+        trace.record("error", type=type(error).__name__, bases=names, message=str(error))
+        return 1
+    finally:
+        _flush()
+
+
+def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
+    world, directory = plan.world, Path(plan.directory)
+    ledger = Ledger(Path(plan.run_directory) / "strikes")
+    position = Position(
+        rank=rank,
+        world_size=world.ranks,
+        ranks_per_node=world.ranks_per_node,
+        attempt=plan.attempt,
+        store=Path(plan.store),
+        pids=directory,
+    )
+    listen(Injector(Schedule.parse(plan.schedule), position, ledger, trace))
+    probe("start", "before")
+    local_rank = rank % world.ranks_per_node
+    device, backend = _choose_device(world.device, local_rank, world.ranks_per_node)
+    seed_everything(plan.seed, rank)
+    _initialise_process_group(plan, rank, backend)
+    probe("start", "after")
+    trace.record("device", device=str(device), backend=backend)
+    context = RankContext(
+        rank=rank,
+        world_size=world.ranks,
+        local_rank=local_rank,
+        node=rank // world.ranks_per_node,
+        attempt=plan.attempt,
+        seed=plan.seed,
+        topology=world.topology,
+        device=device,
+        store=plan.store,
+        directory=directory,
+        timeout_s=plan.timeout_s,
+        trace=trace,
+    )
+    _load(plan.workload.entry)(context, plan.workload.arguments)
+    probe("exit", "before")
+    dist.destroy_process_group()
+    probe("exit", "after")
+
+
+def _load(entry: str) -> Entry:
+    module, _, name = entry.partition(":")
+    function: Entry = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _choose_device(wanted: str, local_rank: int, ranks_here: int) -> tuple[torch.device, str]:
+    """The rank's device and the backend: NCCL needs a GPU for each rank, gloo does not."""
+    count = torch.cuda.device_count() if wanted != "cpu" else 0
+    if count == 0:
+        if wanted == "cuda":
+            raise RuntimeError("the device is 'cuda', but torch sees no GPU")
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", local_rank % count)
+    torch.cuda.set_device(device)
+    return device, "nccl" if ranks_here <= count else "gloo"
+
+
+def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> None:
+    timeout = timedelta(seconds=plan.timeout_s)
+    # Neither new_group nor DeviceMesh inherits the default group's timeout (they take 1800 s), so
+    # the default itself is replaced for the life of this process.
+    distributed_c10d._get_default_timeout = lambda _backend: timeout
+    store = dist.FileStore(str(Path(plan.directory) / "rendezvous"), plan.world.ranks)
+    store.set_timeout(timeout)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
+    )
+
+
+def _set_environment(plan: AttemptPlan, rank: int) -> None:
+    world = plan.world
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % world.ranks_per_node),
+        "WORLD_SIZE": str(world.ranks),
+        "LOCAL_WORLD_SIZE": str(world.ranks_per_node),
+        "GROUP_RANK": str(rank // world.ranks_per_node),
+        "GROUP_WORLD_SIZE": str(world.nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world.ranks),
+        "TORCHELASTIC_RESTART_COUNT": str(plan.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_RUN_ID": Path(plan.run_directory).name,
+        "TMPDIR": str(Path(plan.directory) / "tmp"),
+    }
+    # torchrun has already chosen these; ours are as good for a job that uses env:// itself.
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(plan.master_port))
+    tempfile.tempdir = None
+
+
+def _redirect_output(path: Path) -> None:
+    _flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def leave(status: int) -> None:
+    """End a forked rank as `multiprocessing` ends its children: its own clean-up, not the parent's."""
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    _flush()
+    os._exit(status)
+
+
+def main() -> None:
+    """``python -m seatrial.chaos.launch.worker PLAN [RANK PARENT]``; torchrun sets RANK instead."""
+    plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
+    if len(sys.argv) > 2:
+        die_with_parent(int(sys.argv[3]))
+    sys.exit(run_rank(plan, int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What happened in one run: its attempts, its strikes and its traces, as values on disk.
+
+A run's directory can be read at any time after the run by any process (the reference is shared
+that way). Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from .launch.plan import trace_file
+from .ledger import Ledger, Strike
+from .trace import Record, read_trace
+
+Ending = Literal["completed", "failed", "hung"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreState:
+    """The checkpoint store between attempts, when no process is left to change it.
+
+    ``valid`` and ``damaged`` are published steps; ``writers`` says which attempt published each;
+    ``leftovers`` are files that no manifest names.
+    """
+
+    valid: tuple[int, ...] = ()
+    damaged: dict[int, str] = field(default_factory=dict)
+    quarantined: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def newest_valid(self) -> int | None:
+        return max(self.valid, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank."""
+
+    number: int
+    ending: Ending
+    launched_t: float
+    ended_t: float
+    exits: dict[int, int]
+    culprit: int | None = None
+    cause: str = ""
+    output: str = ""
+    strays: tuple[str, ...] = ()
+    litter: tuple[str, ...] = ()
+    store: StoreState = field(default_factory=StoreState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A whole run. ``total_s`` is wall time; ``note`` is the launcher's."""
+
+    directory: Path
+    ranks: int
+    attempts: tuple[Attempt, ...]
+    total_s: float
+    note: str = ""
+
+    @property
+    def completed(self) -> bool:
+        return self.attempts[-1].ending == "completed"
+
+    def strikes(self) -> list[Strike]:
+        """Every fault that struck, oldest first."""
+        return Ledger(self.directory / "strikes").strikes()
+
+    def trace(self, attempt: int, rank: int) -> list[Record]:
+        """What one rank did in one attempt."""
+        return read_trace(trace_file(self.directory, attempt, rank))
+
+    def traces(self) -> Iterator[tuple[int, int, list[Record]]]:
+        """``(attempt, rank, records)`` of every rank that was launched."""
+        for attempt in self.attempts:
+            for rank in range(self.ranks):
+                yield attempt.number, rank, self.trace(attempt.number, rank)
+
+    def save(self) -> None:
+        """Write ``run.json`` so that another process can `load_run` it."""
+        values = asdict(self) | {"directory": str(self.directory)}
+        partial = self.directory / "run.json.partial"
+        partial.write_text(json.dumps(values))
+        partial.rename(self.directory / "run.json")
+
+
+def load_run(directory: Path) -> Run:
+    """Read a run that `Run.save` wrote."""
+    values = json.loads((directory / "run.json").read_text())
+    attempts = tuple(_load_attempt(each) for each in values.pop("attempts"))
+    return Run(**values | {"directory": directory, "attempts": attempts})
+
+
+def _load_attempt(values: dict[str, object]) -> Attempt:
+    store, exits = values.pop("store"), values.pop("exits")
+    assert isinstance(store, dict)
+    assert isinstance(exits, dict)
+    state = StoreState(
+        valid=tuple(store["valid"]),
+        damaged={int(step): why for step, why in store["damaged"].items()},
+        quarantined=tuple(store["quarantined"]),
+        leftovers=tuple(store["leftovers"]),
+    )
+    by_rank = {int(rank): status for rank, status in exits.items()}
+    for name in ("strays", "litter"):
+        values[name] = tuple(values[name])  # type: ignore[arg-type]
+    return Attempt(**values, exits=by_rank, store=state)  # type: ignore[arg-type]

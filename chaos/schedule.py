@@ -1,0 +1,113 @@
+"""An ordered list of faults and one seed: a value that prints as one line, parses back, replays.
+
+``clean`` is the schedule without faults. `require_possible` refuses, before anything is launched,
+a fault that could never fire in the run it is meant for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import FaultSyntaxError, ImpossibleFaultError
+from .fault import DAMAGE, Fault
+
+_SEED = re.compile(r"seed=(\d+)")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is done to one run. ``seed`` decides what a fault leaves open, such as which bit."""
+
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read ``kill rank=1 at=step:12/backward; kill rank=0 at=restore attempt=2``.
+
+        Raises:
+            FaultSyntaxError: with the fault and the word that is wrong.
+        """
+        parts = [part.strip() for part in text.split(";")]
+        seed = 0
+        if match := _SEED.fullmatch(parts[0]):
+            seed = int(match[1])
+            parts = parts[1:]
+        if parts in ([], ["clean"]):
+            return cls(seed=seed)
+        if not all(parts):
+            raise FaultSyntaxError(
+                f"schedule {text!r} has an empty fault; separate faults with one ';', "
+                "or write 'clean' for none"
+            )
+        return cls(tuple(Fault.parse(part) for part in parts), seed)
+
+    def __str__(self) -> str:
+        parts = [f"seed={self.seed}"] if self.seed else []
+        parts += [str(fault) for fault in self.faults] or ["clean"]
+        return "; ".join(parts)
+
+    @property
+    def label(self) -> str:
+        """A readable test identifier, such as ``kill[rank1-step12-backward]``."""
+        if not self.faults:
+            return "clean"
+        names = "+".join(dict.fromkeys(fault.action for fault in self.faults))
+        return f"{names}[{'+'.join(fault.label for fault in self.faults)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The facts of a run that decide whether a fault can fire."""
+
+    world_size: int
+    ranks_per_node: int
+    steps: int
+    checkpoint_interval: int
+
+    def is_checkpoint(self, step: int) -> bool:
+        """Whether the run saves after ``step``."""
+        return step == self.steps or (step > 0 and step % self.checkpoint_interval == 0)
+
+
+def require_possible(schedule: Schedule, shape: Shape) -> None:
+    """Raise `ImpossibleFaultError` for the first fault that can never fire."""
+    for fault in schedule.faults:
+        if reason := _impossible(fault, shape, schedule.faults):
+            raise ImpossibleFaultError(f"fault '{fault}' can never fire: {reason}")
+
+
+def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | None:
+    targets = fault.targets(
+        world_size=shape.world_size, ranks_per_node=shape.ranks_per_node
+    )
+    if not targets:
+        nodes = -(-shape.world_size // shape.ranks_per_node)
+        return f"the job has {shape.world_size} ranks on {nodes} node(s), counted from 0"
+    events = fault.at.events()
+    if 0 not in targets and all(event.coordinator_only for event in events):
+        return f"only rank 0 reaches {fault.at.name}"
+    stages = {event.stage for event in events}
+    step = fault.at.step
+    if step is not None:
+        if stages == {"process"}:
+            return f"{fault.at.name} does not belong to a step"
+        if step > shape.steps:
+            return f"the run ends at step {shape.steps}"
+        if step < 1:
+            return "steps count from 1"
+        preempted = any(other.action == "terminate" for other in faults)
+        if stages <= {"checkpoint", "restore"} and not (preempted or shape.is_checkpoint(step)):
+            return (
+                f"no checkpoint is saved at step {step}, "
+                f"only every {shape.checkpoint_interval} steps and at the end"
+            )
+    first_attempt = fault.attempt in (None, 1)
+    others = [other for other in faults if other is not fault and other.action not in DAMAGE]
+    if stages == {"restore"} and (not others or fault.attempt == 1):
+        return "nothing is restored unless another fault ends an attempt first"
+    if not first_attempt and not others:
+        return f"there is no attempt {fault.attempt} unless another fault ends an attempt first"
+    return None

@@ -1,0 +1,240 @@
+"""Runs a job to its end through as many attempts as it takes, as torchrun would, and watches it.
+
+Guarantees: the first rank to fail ends the attempt for all; an attempt in which no rank records
+anything for `Limits.silence_s` is ended as hung (no process-group timeout is relied upon); when
+`supervise` returns or raises, no process of the run is left. Sends the signals that a struck
+process cannot send itself: SIGKILL after a preemption's grace, SIGCONT after a stop.
+
+Torch-free; runs in pytest's process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .launch.launcher import Launcher, RankExit
+from .launch.plan import AttemptPlan, Workload, World
+from .ledger import Ledger, Strike
+from .litter import files_left, shared_memory_left
+from .run import Attempt, Ending, Run, StoreState
+from .schedule import Schedule
+from .trace import read_last
+
+PREEMPTED = 75
+"""Exit status of a rank that saved and left because it was told to (``EX_TEMPFAIL``)."""
+
+_POLL_S = 0.05
+_START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
+_OUTPUT_LINES = 25
+
+Progress = Callable[[int, int], None]
+"""Called with the attempt and the step that rank 0 has reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When to give up: on an attempt after ``silence_s`` without any event, on the run after
+    ``max_restarts`` further attempts, on either when ``total_s`` is over."""
+
+    max_restarts: int
+    silence_s: float
+    total_s: float = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """One run to be supervised. ``inspect`` looks at the store between attempts."""
+
+    workload: Workload
+    world: World
+    schedule: Schedule
+    seed: int
+    limits: Limits
+    store: Path
+    directory: Path
+    inspect: Callable[[Path], StoreState]
+
+
+def supervise(
+    assignment: Assignment, launcher: Launcher, *, progress: Progress | None = None, note: str = ""
+) -> Run:
+    """Run the job to its end, or until the limits are reached."""
+    began = time.monotonic()
+    attempts: list[Attempt] = []
+    for number in range(1, assignment.limits.max_restarts + 2):
+        try:
+            attempts.append(_attempt(assignment, launcher, number, began, progress))
+        except BaseException:
+            launcher.stop()
+            raise
+        if attempts[-1].ending == "completed" or _over(assignment, began):
+            break
+    run = Run(
+        directory=assignment.directory,
+        ranks=assignment.world.ranks,
+        attempts=tuple(attempts),
+        total_s=time.monotonic() - began,
+        note=note,
+    )
+    run.save()
+    return run
+
+
+def _over(assignment: Assignment, began: float) -> bool:
+    return time.monotonic() - began > assignment.limits.total_s
+
+
+def _attempt(
+    assignment: Assignment,
+    launcher: Launcher,
+    number: int,
+    began: float,
+    progress: Progress | None,
+) -> Attempt:
+    plan = _plan(assignment, number)
+    launched = time.monotonic()
+    launcher.launch(plan)
+    watch = _Watch(plan, launcher, assignment.limits, progress)
+    ending = watch.until_it_ends(began + assignment.limits.total_s)
+    ended = time.monotonic()
+    strays = launcher.stop()
+    culprit = watch.culprit()
+    pids = [int(path.read_text()) for path in Path(plan.directory).glob("rank*.pid")]
+    litter = files_left(Path(plan.directory) / "tmp") if ending == "completed" else ()
+    litter += shared_memory_left(pids, remove=True)
+    shutil.rmtree(Path(plan.directory) / "tmp", ignore_errors=True)
+    return Attempt(
+        number=number,
+        ending=ending,
+        launched_t=launched,
+        ended_t=ended,
+        exits={each.rank: each.status for each in watch.exits},
+        culprit=culprit,
+        cause=watch.cause(ending),
+        output=_tail(plan, culprit) if ending != "completed" else "",
+        strays=tuple(strays),
+        litter=litter,
+        store=assignment.inspect(assignment.store),
+    )
+
+
+def _plan(assignment: Assignment, number: int) -> AttemptPlan:
+    return AttemptPlan(
+        workload=assignment.workload,
+        world=assignment.world,
+        schedule=str(assignment.schedule),
+        seed=assignment.seed,
+        attempt=number,
+        max_restarts=assignment.limits.max_restarts,
+        # The supervisor's own deadline comes first; this one is for a job that outlives it.
+        timeout_s=2 * assignment.limits.silence_s,
+        master_port=_free_port(),
+        store=str(assignment.store),
+        run_directory=str(assignment.directory),
+        directory=str(assignment.directory / f"attempt{number}"),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class _Watch:
+    """Follows one attempt until it ends."""
+
+    def __init__(
+        self, plan: AttemptPlan, launcher: Launcher, limits: Limits, progress: Progress | None
+    ) -> None:
+        self._plan = plan
+        self._launcher = launcher
+        self._silence_s = limits.silence_s
+        self._progress = progress
+        self._ledger = Ledger(Path(plan.run_directory) / "strikes")
+        self._traces = [plan.trace_file(rank) for rank in range(plan.world.ranks)]
+        self._signalled: set[tuple[int, int]] = set()
+        self._size = 0
+        self._heard = time.monotonic()
+        self._silent_for = 0.0
+        self.exits: list[RankExit] = []
+
+    def until_it_ends(self, deadline: float) -> Ending:
+        while True:
+            self.exits += self._launcher.exits(timeout_s=_POLL_S)
+            if any(each.status for each in self.exits):
+                self.exits += self._launcher.exits(timeout_s=0)
+                return "failed"
+            if len(self.exits) == self._plan.world.ranks:
+                return "completed"
+            self._send_due_signals()
+            if self._is_silent() or time.monotonic() > deadline:
+                return "hung"
+
+    def _is_silent(self) -> bool:
+        sizes = [_size(path) for path in self._traces]
+        now = time.monotonic()
+        if sum(sizes) != self._size:
+            self._size, self._heard = sum(sizes), now
+            if self._progress and (record := read_last(self._traces[0], "event")):
+                step = record.get("step")
+                self._progress(self._plan.attempt, step if isinstance(step, int) else 0)
+        self._silent_for = now - self._heard
+        return self._silent_for > (self._silence_s if all(sizes) else _START_S)
+
+    def _send_due_signals(self) -> None:
+        now = time.monotonic()
+        for strike in self._strikes():
+            for delay, number in ((strike.grace, signal.SIGKILL), (strike.resume, signal.SIGCONT)):
+                key = (strike.fault, strike.rank)
+                if delay is not None and now >= strike.t + delay and key not in self._signalled:
+                    self._signalled.add(key)
+                    self._launcher.signal(strike.rank, number)
+
+    def _strikes(self) -> list[Strike]:
+        return [each for each in self._ledger.strikes() if each.attempt == self._plan.attempt]
+
+    def culprit(self) -> int | None:
+        """The rank that failed first; of several at once, one that was struck."""
+        failed = [each for each in self.exits if each.status]
+        struck = {each.rank for each in self._strikes()}
+        failed.sort(key=lambda each: (each.rank not in struck, each.t))
+        return failed[0].rank if failed else None
+
+    def cause(self, ending: Ending) -> str:
+        if ending == "completed":
+            return ""
+        if ending == "hung":
+            return f"no rank did anything for {self._silent_for:.1f} s"
+        culprit = self.culprit()
+        status = next(each.status for each in self.exits if each.rank == culprit)
+        if status == PREEMPTED:
+            return f"rank {culprit} saved and left: it was preempted"
+        if status < 0:
+            return f"rank {culprit} was killed by {signal.Signals(-status).name}"
+        error = read_last(self._traces[culprit or 0], "error")
+        said = f": {error['type']}: {error['message']}" if error else ""
+        return f"rank {culprit} left with exit code {status}{said}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _tail(plan: AttemptPlan, rank: int | None) -> str:
+    """The last lines that the culprit printed, or the launcher if no rank printed anything."""
+    for path in (plan.output_file(rank or 0), Path(plan.directory) / "launch.log"):
+        if path.exists() and (text := path.read_text(errors="replace").strip()):
+            return "\n".join(text.splitlines()[-_OUTPUT_LINES:])
+    return ""
