@@ -1,0 +1,36 @@
+"""The ledger of samples: in the lineage that survives, every sample is used exactly once an epoch.
+
+Only the steps that the final state came from count; what a failed attempt consumed and lost is
+consumed again, rightly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from .trajectory import Trajectory
+
+
+def sample_faults(trajectory: Trajectory) -> Iterator[str]:
+    """A sentence for every epoch in which a sample is repeated or missing.
+
+    An epoch is complete once a later one has begun, or its count is reached; a run that reports no
+    samples is reported too, since nothing could be checked.
+    """
+    used: dict[int, Counter[int]] = {}
+    for step in trajectory.lineage():
+        for outputs in step.outputs:
+            epoch, samples = outputs["samples"]
+            used.setdefault(epoch, Counter()).update(samples)
+    sizes = {each.samples_per_epoch for each in trajectory.beginnings}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if not any(used.values()):
+        yield "no rank reported the samples that it consumed, so nothing shows they are used once"
+    for epoch, counts in sorted(used.items()):
+        repeated = sorted(sample for sample, count in counts.items() if count > 1)
+        if repeated:
+            yield f"epoch {epoch}: sample {repeated[0]} is consumed {counts[repeated[0]]} times"
+        is_over = epoch < max(used)
+        if size is not None and is_over and len(counts) != size:
+            yield f"epoch {epoch} is over, but only {len(counts)} of {size} samples were consumed"

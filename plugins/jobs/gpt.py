@@ -1,0 +1,266 @@
+"""The bundled job: a byte-level GPT trained with everything that a restore can get wrong.
+
+AdamW with two parameter groups, warm-up and cosine LR, fp16 autocast with a grad scaler that grows
+during the run, gradient clipping and accumulation, dropout, an augmentation that draws from Python
+and NumPy, and an epoch of 150 samples in batches of 16, so the last batch of an epoch is uneven.
+
+Guarantees: the loss is the mean over the tokens of the global batch, whatever the number of ranks
+(shares may be uneven or empty); a run resumed from its `TrainingState` on the same topology equals
+the uninterrupted one bitwise, on any number of DDP or FSDP2 ranks.
+
+Topologies: ``dpN`` (DDP) and ``fsdpN`` (FSDP2, one group per block). On CUDA, ``build`` switches
+deterministic algorithms on for the whole process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from seatrial.chaos.launch.context import RankContext
+from seatrial.recovery.errors import TopologyError
+from seatrial.recovery.rng import seed_everything
+from seatrial.recovery.sampler import ShuffleSampler, rank_share
+from seatrial.recovery.state import TrainingState
+from seatrial.recovery.topology import Topology
+
+from .model import GPT, VOCABULARY
+from .options import parse_options
+from .protocol import StepReport
+from .text import ByteWindows, load_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Sizes and hyperparameters; ``text`` is a path, empty for CPython's own documentation.
+
+    ``batch`` and ``samples`` count windows over all ranks, ``warmup`` and ``decay_steps`` optimizer
+    steps. ``augment`` is the probability that a window gets one random byte.
+    """
+
+    width: int = 32
+    layers: int = 2
+    heads: int = 2
+    context: int = 32
+    dropout: float = 0.1
+    tied: bool = True
+    text: str = ""
+    samples: int = 150
+    batch: int = 16
+    accumulation: int = 2
+    augment: float = 0.5
+    lr: float = 3e-3
+    warmup: int = 4
+    decay_steps: int = 40
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    amp: bool = True
+    init_scale: float = 2.0**10
+    growth_interval: int = 4
+
+
+class GPTJob:
+    """A `seatrial.plugins.jobs.protocol.Job`. Options are the fields of `GPTConfig`.
+
+    Raises:
+        UsageError: an unknown option, or a value that does not fit its type.
+    """
+
+    def __init__(self, **options: object) -> None:
+        self.config = parse_options(GPTConfig, options, job="gpt")
+        self.samples_per_epoch = self.config.samples
+
+    def build(self, context: RankContext) -> TrainingState:
+        """Build model, optimizer, schedule, scaler and sampler for this rank.
+
+        Raises:
+            TopologyError: the topology has a dimension besides ``dp`` or ``fsdp``, or both.
+            TextError: the text cannot be read or is too short.
+        """
+        config, device = self.config, context.device
+        strategy = _strategy(context)
+        if device.type == "cuda":
+            _make_cuda_deterministic(device)
+        self._data = ByteWindows(
+            load_text(config.text), context=config.context, num_samples=config.samples
+        )
+        # The same initial weights on every rank and every topology.
+        torch.manual_seed(context.seed)
+        model = GPT(
+            width=config.width,
+            layers=config.layers,
+            heads=config.heads,
+            context=config.context,
+            dropout=config.dropout,
+            tied=config.tied,
+        ).to(device)
+        self._model = _distribute(model, strategy, context)
+        self._optimizer = _adamw(self._model, config)
+        self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, _schedule(config))
+        self._scaler = torch.amp.GradScaler(
+            device.type,
+            init_scale=config.init_scale,
+            growth_interval=config.growth_interval,
+            enabled=config.amp,
+        )
+        self._sampler = ShuffleSampler(
+            num_samples=config.samples, seed=context.seed, batch_size=config.batch
+        )
+        if isinstance(self._model, DistributedDataParallel):
+            self._settle_buckets(context)
+        # Only now, so that nothing above, and no throw-away step, leaves a trace in the streams.
+        seed_everything(context.seed, context.rank)
+        return TrainingState(
+            model=self._model,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            scaler=self._scaler,
+            sampler=self._sampler,
+            seed=context.seed,
+        )
+
+    def step(self, context: RankContext) -> StepReport:
+        """One optimizer step over ``accumulation`` micro-batches of this rank's share."""
+        config = self.config
+        with context.phase("data"):
+            epoch, batch = self._sampler.next_batch()
+            mine = rank_share(batch, rank=context.rank, world_size=context.world_size)
+            micro_batches = [self._load(part, context) for part in self._split(mine)]
+        tokens = len(batch) * config.context
+        loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+        for number, (windows, weight) in enumerate(micro_batches, start=1):
+            with self._gradient_sync(number == config.accumulation):
+                with context.phase("forward"):
+                    share = self._loss_sum(windows, context) * weight / tokens
+                with context.phase("backward"):
+                    # DDP and FSDP average over ranks; the loss wants their sum.
+                    self._scaler.scale(share * context.world_size).backward()
+            loss_sum += share.detach()
+        with context.phase("optimizer"):
+            self._update()
+            dist.all_reduce(loss_sum)
+        return StepReport(loss=float(loss_sum), epoch=epoch, samples=mine.tolist(), tokens=tokens)
+
+    def _split(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return indices.tensor_split(self.config.accumulation)
+
+    def _load(self, indices: torch.Tensor, context: RankContext) -> tuple[torch.Tensor, float]:
+        """Augmented windows ``[n, context + 1]`` and their weight in the loss.
+
+        Without a sample the rank still runs the model, on one window of weight 0: collectives wait
+        for every rank.
+        """
+        windows = self._data.batch(indices if len(indices) else torch.zeros(1, dtype=torch.int64))
+        for row in range(len(indices)):
+            if numpy.random.random() < self.config.augment:
+                position = int(numpy.random.randint(windows.shape[1]))
+                windows[row, position] = random.randrange(VOCABULARY)
+        return windows.to(context.device), 1.0 if len(indices) else 0.0
+
+    def _loss_sum(self, windows: torch.Tensor, context: RankContext) -> torch.Tensor:
+        with torch.autocast(context.device.type, dtype=torch.float16, enabled=self.config.amp):
+            logits = self._model(windows[:, :-1])
+        targets = windows[:, 1:].reshape(-1)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum")
+
+    def _update(self) -> None:
+        self._scaler.unscale_(self._optimizer)
+        nn.utils.clip_grad_norm_(self._model.parameters(), self.config.clip)
+        before = self._scaler.get_scale()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        # A smaller scale means that the step was skipped; the schedule counts steps taken.
+        if self._scaler.get_scale() >= before:
+            self._scheduler.step()
+
+    @contextlib.contextmanager
+    def _gradient_sync(self, wanted: bool) -> Iterator[None]:
+        model = self._model
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(wanted)
+        quiet: AbstractContextManager[None] = contextlib.nullcontext()
+        if isinstance(model, DistributedDataParallel) and not wanted:
+            quiet = model.no_sync()
+        with quiet:
+            yield
+
+    def _settle_buckets(self, context: RankContext) -> None:
+        """Throw one batch away, so that DDP regroups its gradient buckets before any real step.
+
+        DDP regroups them after the first backward of a process, in the order in which gradients
+        became ready. The order decides which rank adds first in an all-reduce over 3 or more ranks,
+        so a resumed process, whose first step is another one, would round otherwise. The graph must
+        be the real one: same autocast, same shapes.
+        """
+        for _ in range(2):  # the second forward is where the regrouping happens
+            whole = torch.arange(self.config.batch) % len(self._data)
+            mine = rank_share(whole, rank=context.rank, world_size=context.world_size)
+            for number, part in enumerate(self._split(mine), start=1):
+                windows, weight = self._load(part, context)
+                with self._gradient_sync(number == self.config.accumulation):
+                    (self._loss_sum(windows, context) * weight).backward()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def _strategy(context: RankContext) -> str:
+    topology = Topology.parse(context.topology)
+    topology.require(context.world_size)
+    used = [name for name, size in topology.sizes if size > 1] or [topology.sizes[0][0]]
+    if len(used) != 1 or used[0] not in ("dp", "fsdp"):
+        raise TopologyError(
+            f"the job gpt runs on dpN (DDP) or fsdpN (FSDP2), not on {context.topology}"
+        )
+    return used[0]
+
+
+def _distribute(model: GPT, strategy: str, context: RankContext) -> nn.Module:
+    if strategy == "dp":
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh(context.device.type, (context.world_size,), mesh_dim_names=("fsdp",))
+    for block in model.layers.values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _adamw(model: nn.Module, config: GPTConfig) -> torch.optim.AdamW:
+    """Weights decay; norms and biases, which have one dimension, do not."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr)
+
+
+def _schedule(config: GPTConfig) -> Callable[[int], float]:
+    def factor(step: int) -> float:
+        if step < config.warmup:
+            return (step + 1) / config.warmup
+        done = min(1.0, (step - config.warmup) / max(1, config.decay_steps - config.warmup))
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+def _make_cuda_deterministic(device: torch.device) -> None:
+    # cuBLAS reads it when its first handle is made (CUDA documentation, results reproducibility).
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True)

@@ -1,0 +1,156 @@
+"""The training loop that drives a `Job`: restore, step, trace, save, and leave when told to.
+
+This is the entry that every rank runs. It guarantees that the state is fingerprinted after the
+restore and after every step, that a checkpoint follows every ``interval`` steps and the last one,
+and that a SIGTERM on any rank makes all ranks save at the same step and leave with `PREEMPTED`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from seatrial.chaos.launch.context import RankContext
+from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.recovery import run_manifest
+from seatrial.recovery.exchange import Exchange
+from seatrial.recovery.fingerprint import Fingerprinter
+from seatrial.recovery.probe import around
+from seatrial.recovery.state import TrainingState
+from seatrial.recovery.store import CheckpointStore, Restored
+
+from .protocol import Job, StepReport
+from .registry import load_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """What a run of the loop is to do; the arguments of `run` as a value.
+
+    ``omit`` names a component that a restore leaves out, for sensitivity controls; such a run
+    ends after ``stop_after`` further steps.
+    """
+
+    job: str
+    steps: int
+    interval: int
+    params: dict[str, object] = field(default_factory=dict)
+    keep_last: int = 2
+    omit: str = ""
+    stop_after: int | None = None
+
+    def saves_at(self, step: int) -> bool:
+        return step == self.steps or step % self.interval == 0
+
+
+def run(context: RankContext, arguments: dict[str, object]) -> None:
+    """Train until ``steps``; the entry of `seatrial.chaos.launch.plan.Workload`."""
+    settings = LoopSettings(**arguments)  # type: ignore[arg-type]
+    preemption = _Preemption()
+    job = load_job(settings.job, settings.params)
+    state = job.build(context)
+    store = CheckpointStore(
+        context.store,
+        exchange=Exchange.from_process_group(timeout_s=context.timeout_s),
+        keep_last=settings.keep_last,
+        topology=context.topology,
+        writer={"attempt": context.attempt},
+        run=run_manifest.describe(job=job, context_facts=_facts(context, settings), state=state),
+    )
+    fingerprinter = Fingerprinter(rank=context.rank)
+    restored = store.restore(state.omitting([settings.omit]) if settings.omit else state)
+    _record_beginning(context, job, state, fingerprinter, restored)
+    last = settings.steps
+    if settings.stop_after is not None:
+        last = min(last, state.progress.step + settings.stop_after)
+    while state.progress.step < last:
+        number = state.progress.step + 1
+        with around("step", step=number):
+            report = job.step(context)
+        leaving = _advance(context, state, report, preemption)
+        _record_step(context, state, fingerprinter, report)
+        if leaving or settings.saves_at(number):
+            store.save(state, step=number)
+            context.trace.record("published", step=number)
+        if leaving and number < last:
+            print(f"rank {context.rank}: saved step {number} and leaving, as told by SIGTERM")
+            sys.exit(PREEMPTED)
+
+
+def _facts(context: RankContext, settings: LoopSettings) -> dict[str, object]:
+    return {
+        "job": settings.job,
+        "params": settings.params,
+        "seed": context.seed,
+        "topology": context.topology,
+        "steps": settings.steps,
+        "backend": dist.get_backend(),
+        "device": context.device.type,
+    }
+
+
+class _Preemption:
+    """Remembers that SIGTERM arrived; the loop acts at the next step boundary."""
+
+    def __init__(self) -> None:
+        self.told = False
+        signal.signal(signal.SIGTERM, self._remember)
+
+    def _remember(self, _number: int, _frame: object) -> None:
+        self.told = True
+
+
+def _advance(
+    context: RankContext, state: TrainingState, report: StepReport, preemption: _Preemption
+) -> bool:
+    """Count the step; whether some rank was told to leave, agreed by all."""
+    device = context.device if dist.get_backend() == "nccl" else torch.device("cpu")
+    counts = torch.tensor([len(report.samples), preemption.told], dtype=torch.int64, device=device)
+    dist.all_reduce(counts)
+    samples, told = counts.tolist()
+    progress = state.progress
+    progress.step += 1
+    progress.epoch = report.epoch
+    progress.samples += samples
+    progress.tokens += report.tokens
+    return bool(told)
+
+
+def _record_beginning(
+    context: RankContext,
+    job: Job,
+    state: TrainingState,
+    fingerprinter: Fingerprinter,
+    restored: Restored | None,
+) -> None:
+    damaged = [list(each) for each in restored.damaged] if restored else []
+    context.trace.record(
+        "began",
+        restored=None if restored is None else restored.step,
+        source=None if restored is None else restored.manifest.writer.get("attempt"),
+        damaged=damaged,
+        notes=state.notes,
+        changes=run_manifest.explain(restored.changes) if restored else [],
+        samples_per_epoch=getattr(job, "samples_per_epoch", None),
+        fingerprint=fingerprinter.take(state).as_json(),
+    )
+
+
+def _record_step(
+    context: RankContext, state: TrainingState, fingerprinter: Fingerprinter, report: StepReport
+) -> None:
+    context.trace.record(
+        "step",
+        step=state.progress.step,
+        outputs={
+            "loss": float(report.loss).hex(),
+            "learning rate": [rate.hex() for rate in state.learning_rates()],
+            "loss scale": state.loss_scale(),
+            "samples": [report.epoch, list(report.samples)],
+        },
+        fingerprint=fingerprinter.take(state).as_json(),
+    )
