@@ -25,18 +25,17 @@ from dataclasses import dataclass
 import numpy
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-
 from seatrial.chaos.launch.context import RankContext
 from seatrial.recovery.errors import TopologyError
 from seatrial.recovery.rng import seed_everything
 from seatrial.recovery.sampler import ShuffleSampler, rank_share
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.topology import Topology
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from .model import GPT, VOCABULARY
 from .options import parse_options
@@ -148,7 +147,7 @@ class GPTJob:
                     share = self._loss_sum(windows, context) * weight / tokens
                 with context.phase("backward"):
                     # DDP and FSDP average over ranks; the loss wants their sum.
-                    self._scaler.scale(share * context.world_size).backward()
+                    torch.autograd.backward(self._scaler.scale(share * context.world_size))
             loss_sum += share.detach()
         with context.phase("optimizer"):
             self._update()
@@ -213,7 +212,7 @@ class GPTJob:
             for number, part in enumerate(self._split(mine), start=1):
                 windows, weight = self._load(part, context)
                 with self._gradient_sync(number == self.config.accumulation):
-                    (self._loss_sum(windows, context) * weight).backward()
+                    torch.autograd.backward(self._loss_sum(windows, context) * weight)
         self._optimizer.zero_grad(set_to_none=True)
 
 

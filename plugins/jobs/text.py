@@ -13,7 +13,6 @@ import importlib
 from pathlib import Path
 
 import torch
-
 from seatrial.recovery.errors import RecoveryError
 
 _DEFAULT_MODULE = "pydoc_data.topics"
@@ -39,7 +38,7 @@ def load_text(path: str | Path = "") -> bytes:
             topics = importlib.import_module(_DEFAULT_MODULE).topics
         except ImportError as error:
             raise TextError(
-                f"this Python has no {_DEFAULT_MODULE}, the default text; give a file with text=PATH"
+                f"this Python has no {_DEFAULT_MODULE}, the default text; give one with text=PATH"
             ) from error
         text = "\n".join(topics[name] for name in sorted(topics)).encode()
     if not text:
