@@ -1,0 +1,289 @@
+"""The save protocol: plan, write, report, commit, acknowledge.
+
+1. plan: every rank posts the layout of its tensors; the coordinator gives each distinct part to one
+   rank, makes a directory for this attempt and announces both. Nothing was written so far.
+2. write: every rank writes and fsyncs its shard and its plain data, then the directory.
+3. report: every rank posts sizes and digests, or its error.
+4. commit: only when all reported success, the coordinator publishes the manifest.
+5. acknowledge: the coordinator announces the outcome, and all ranks return or raise alike.
+
+Guarantees: a kill at any moment leaves the step published and whole, or not published at all; an
+exception on any rank is raised on all. What the manifest names is durable before the manifest is
+visible. A coordinator that was taken for dead cannot publish into a directory that was collected.
+
+Does not: compare the bits of replicas. Every rank saves the same steps in the same order. For the
+events see `seatrial.recovery.store`, which calls this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import plain
+from .agreement import Failure, RanksFailed, decode, decode_all, encode_failures, encode_value
+from .checkpointable import Checkpointable
+from .directory import ATTEMPT_PREFIX, CheckpointDirectory
+from .errors import AlreadyPublishedError, CheckpointError, SaveError
+from .exchange import COORDINATOR, Exchange, Round
+from .layout import Part, Region, local_parts
+from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
+from .planning import Assignment, Planner
+from .probe import around
+from .publish import fsync_directory, open_directory, probe_publish, publish_at
+from .writer import write_object_file, write_shard_file
+
+__all__ = ["Labels", "Saver"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """What a manifest says besides its content; see `Manifest`."""
+
+    topology: str = ""
+    writer: Mapping[str, object] = field(default_factory=dict)
+    run: Mapping[str, object] = field(default_factory=dict)
+
+
+class Saver:
+    """Saves for one rank."""
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        exchange: Exchange,
+        *,
+        labels: Labels,
+    ) -> None:
+        self._directory = directory
+        self._exchange = exchange
+        self._labels = labels
+        self._planner = Planner(exchange)
+        self._storage_proven = False
+
+    def save(self, state: Checkpointable, *, step: int, parent_step: int | None) -> Manifest:
+        """Save on all ranks; returns the same manifest on each.
+
+        Raises:
+            SaveError: on all ranks, naming the failed ones. Nothing was published, unless
+                it says so.
+            AlreadyPublishedError: on all ranks; the step holds something else.
+        """
+        try:
+            with ExitStack() as stack:
+                return _Save(self, stack, step, parent_step).run(state)
+        except RanksFailed as failed:
+            self._planner.forget()
+            kind = AlreadyPublishedError if failed.has(AlreadyPublishedError) else SaveError
+            raise kind(f"step {step} was not saved: {failed}") from failed.__cause__
+        except SaveError:
+            self._planner.forget()
+            raise
+        except CheckpointError as error:
+            self._planner.forget()
+            raise SaveError(f"step {step} was not saved: {error}") from error
+
+
+class _Save:
+    """One save on one rank. ``stack`` holds what stays open until it is over."""
+
+    def __init__(self, saver: Saver, stack: ExitStack, step: int, parent_step: int | None) -> None:
+        self._saver = saver
+        self._stack = stack
+        self._step = step
+        self._parent_step = parent_step
+        self._exchange = saver._exchange
+        self._directory = saver._directory
+        self._rank = saver._exchange.rank
+        self._step_directory = -1
+        self._new_root = False
+
+    def run(self, state: Checkpointable) -> Manifest:
+        round_ = self._exchange.open_round("save")
+        objects = b""
+
+        def capture() -> Sequence[Part]:
+            nonlocal objects
+            shared = state.shared_objects() if self._exchange.is_coordinator else {}
+            content = {"shared": dict(shared), "rank": dict(state.rank_objects())}
+            objects = plain.dumps(content, name="state")
+            return local_parts(state.tensors())
+
+        assignment = self._saver._planner.plan(round_, self._step, capture, self._begin_attempt)
+        cause = self._report(round_, assignment, objects)
+        outcome = b""
+        if self._exchange.is_coordinator:
+            outcome, error = self._commit(round_, assignment)
+            cause = cause or error
+        try:
+            content = decode(self._acknowledge(round_, outcome, assignment.attempt))
+        except RanksFailed as failed:
+            raise failed from cause
+        if cause is not None:
+            raise SaveError(
+                f"step {self._step} was published, but rank {self._rank} failed after its report: "
+                f"{Failure.of(cause)}"
+            ) from cause
+        return Manifest.from_bytes(content)
+
+    def _begin_attempt(self) -> str:
+        """On the coordinator: make a directory that no other attempt has, and name it."""
+        root, step = self._directory.root, self._directory.step(self._step)
+        # What is made here is fsynced in `_write`.
+        self._new_root = not root.is_dir()
+        root.mkdir(parents=True, exist_ok=True)
+        if not self._saver._storage_proven:
+            probe_publish(root)
+            self._saver._storage_proven = True
+        if self._directory.is_published(self._step):
+            raise AlreadyPublishedError(
+                f"{self._directory.manifest(self._step)} exists; resume from it, or remove the "
+                "step's directory to save it again"
+            )
+        attempt = f"{ATTEMPT_PREFIX}{secrets.token_hex(8)}"
+        step.mkdir(exist_ok=True)
+        self._directory.attempt(self._step, attempt).mkdir()
+        # Held from here on: if someone collects the step's directory and makes a new one, then
+        # the manifest cannot get into the new one.
+        self._step_directory = self._stack.enter_context(open_directory(step))
+        return attempt
+
+    def _report(self, round_: Round, assignment: Assignment, objects: bytes) -> Exception | None:
+        """Write, and post what was written or why it was not; returns the error if any."""
+        cause: Exception | None = None
+        try:
+            message = encode_value(json.dumps(self._write(assignment, objects)).encode())
+        except Exception as error:
+            cause, message = error, encode_failures({self._rank: Failure.of(error)})
+        posted = False
+        try:
+            with around("checkpoint/report", step=self._step):
+                round_.post("report", message)
+                posted = True
+        except Exception as error:
+            cause = cause or error
+            if not posted:
+                round_.post("report", encode_failures({self._rank: Failure.of(error)}))
+        return cause
+
+    def _write(self, assignment: Assignment, objects: bytes) -> object:
+        attempt = self._directory.attempt(self._step, assignment.attempt)
+        base = attempt / f"rank-{self._rank:05d}"
+        shard, chunks = write_shard_file(
+            base.with_suffix(".safetensors"), assignment.parts, step=self._step
+        )
+        entry = write_object_file(base.with_suffix(".json"), objects, step=self._step)
+        with around("checkpoint/directory/fsync", step=self._step, file=str(attempt)):
+            fsync_directory(attempt)
+            if self._exchange.is_coordinator:
+                # Before the manifest is linked: it must never outlive what it names.
+                os.fsync(self._step_directory)
+                fsync_directory(self._directory.root)
+                if self._new_root:
+                    fsync_directory(self._directory.root.parent)
+        return [vars(shard), vars(entry), [[c.offset, c.length, c.digest] for c in chunks]]
+
+    def _commit(self, round_: Round, assignment: Assignment) -> tuple[bytes, Exception | None]:
+        """On the coordinator: publish if all ranks reported success; the message for all."""
+        try:
+            with around("checkpoint/gather", step=self._step):
+                messages = round_.collect("report")
+                reports = [json.loads(value) for value in decode_all(messages)]
+        except RanksFailed as failed:
+            # Every rank has reported, so none writes any more. The space may be what was lacking.
+            shutil.rmtree(
+                self._directory.attempt(self._step, assignment.attempt), ignore_errors=True
+            )
+            return encode_failures(failed.failures), None
+        except Exception as error:
+            return encode_failures({COORDINATOR: Failure.of(error)}), error
+        try:
+            content = self._manifest(assignment, reports).to_bytes()
+            self._publish(content)
+            return encode_value(content), None
+        except Exception as error:
+            return self._failure(error, assignment.attempt), error
+
+    def _manifest(self, assignment: Assignment, reports: Sequence[list[Any]]) -> Manifest:
+        shards, objects = [], []
+        tensors: dict[str, tuple[Region, list[Chunk]]] = {}
+        for (shard, entry, chunks), regions in zip(reports, assignment.regions, strict=True):
+            shards.append(ShardEntry(**shard))
+            objects.append(FileEntry(**entry))
+            for region, (offset, length, digest) in zip(regions, chunks, strict=True):
+                tensors.setdefault(region.name, (region, []))[1].append(
+                    Chunk(
+                        file=shards[-1].name,
+                        offset=offset,
+                        length=length,
+                        digest=digest,
+                        offsets=region.offsets,
+                        sizes=region.sizes,
+                    )
+                )
+        labels = self._saver._labels
+        return Manifest(
+            step=self._step,
+            parent_step=self._parent_step,
+            attempt=assignment.attempt,
+            topology=labels.topology,
+            world_size=self._exchange.world_size,
+            writer=labels.writer,
+            run=labels.run,
+            shards=tuple(shards),
+            objects=tuple(objects),
+            tensors=tuple(
+                TensorEntry(name=name, dtype=region.dtype, shape=region.shape, chunks=tuple(chunks))
+                for name, (region, chunks) in sorted(tensors.items())
+            ),
+        )
+
+    def _publish(self, content: bytes) -> None:
+        path = self._directory.manifest(self._step)
+        publish_at(
+            self._step_directory, path, content, event="checkpoint/manifest", step=self._step
+        )
+        if not os.path.samestat(os.fstat(self._step_directory), os.stat(path.parent)):
+            raise SaveError(
+                f"{path.parent} was collected while this attempt was saving; another attempt has "
+                "taken over"
+            )
+
+    def _failure(self, error: Exception, attempt: str) -> bytes:
+        """The message for an error of the coordinator; says so if the manifest is there."""
+        failure = Failure.of(error)
+        try:
+            published = self._directory.read_manifest(self._step).manifest.attempt == attempt
+        except (CheckpointError, OSError):
+            published = False
+        if published:
+            failure = Failure(
+                SaveError.__name__, f"{failure}; the manifest is there, but not acknowledged"
+            )
+        return encode_failures({COORDINATOR: failure})
+
+    def _acknowledge(self, round_: Round, outcome: bytes, attempt: str) -> bytes:
+        """Announce the outcome, or receive it."""
+        announced = False
+        try:
+            with around("checkpoint/acknowledge", step=self._step):
+                if self._exchange.is_coordinator:
+                    round_.announce("commit", outcome)
+                    announced = True
+                return round_.receive("commit")
+        except CheckpointError:
+            raise
+        except Exception as error:
+            if self._exchange.is_coordinator and not announced:
+                outcome = self._failure(error, attempt) if outcome[:1] == b"+" else outcome
+                round_.announce("commit", outcome)
+            raise SaveError(
+                f"step {self._step}: rank {self._rank} failed while it was acknowledged: "
+                f"{Failure.of(error)}"
+            ) from error

@@ -1,0 +1,225 @@
+"""The checkpoint store: save, restore, verify and prune in one local or shared POSIX directory.
+
+Guarantees: a checkpoint exists exactly when its manifest does, and then all its bytes are durable;
+`save` and `restore` end alike on all ranks; every byte that is restored was verified; deletion
+follows the rule in `seatrial.recovery.retention`. Nothing that is loaded can execute code.
+
+Does not: save in the background, retry a failed save, or serve two live runs in one directory.
+
+`save` and `restore` are collective: all ranks of the exchange call them in the same order. The rest
+is local and may be called anywhere.
+
+Events, with ``step`` and, where it says so, ``file`` (a full path):
+
+    checkpoint                        the whole save
+      checkpoint/shard/write          each rank, its shard file and then its object file (file)
+      checkpoint/shard/fsync          likewise (file)
+      checkpoint/directory/fsync      each rank (file); the coordinator: its parents too
+      checkpoint/report               each rank posts what it wrote, or its error
+      checkpoint/gather               coordinator
+      checkpoint/manifest/write       coordinator (file), then /fsync, /link and /directory
+      checkpoint/acknowledge          each rank: the coordinator announces the outcome
+      checkpoint/collect              coordinator, after success; also after a restore
+    restore                           one candidate; no ``after`` if it is found damaged
+      restore/manifest/read           each rank (file)
+      restore/shard/read              each rank, each file that it needs (file)
+      restore/agree                   each rank: valid everywhere, or not
+      restore/load                    each rank, its objects
+      restore/quarantine              coordinator, each damaged step
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import retention
+from .checkpointable import Checkpointable
+from .directory import CheckpointDirectory
+from .errors import CheckpointError, RecoveryError
+from .exchange import TIMEOUT_S, Exchange
+from .inspect import verify_step
+from .manifest import Manifest
+from .probe import around
+from .restoring import Restorer
+from .saving import Labels, Saver
+
+__all__ = ["CheckpointInfo", "CheckpointStore", "Restored"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInfo:
+    """A published checkpoint. ``problem`` is None if its manifest is whole; files are not read.
+
+    ``verified``: a restore or `CheckpointStore.verify` found every byte as saved.
+    """
+
+    step: int
+    problem: str | None = None
+    attempt: str | None = None
+    parent_step: int | None = None
+    topology: str | None = None
+    world_size: int | None = None
+    size_bytes: int = 0
+    verified: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What a restore did. ``damaged``: newer steps passed over, and why; they are in quarantine.
+
+    ``collected``: leftovers deleted afterwards, on the coordinator alone.
+    """
+
+    step: int
+    manifest: Manifest
+    damaged: tuple[tuple[int, str], ...] = ()
+    collected: tuple[str, ...] = ()
+
+
+class CheckpointStore:
+    """Checkpoints in ``directory``, which all ranks see.
+
+    Args:
+        exchange: how ranks talk; by default over the default process group's store, looked up at
+            the first `save` or `restore`.
+        keep_last: how many of the newest checkpoints are kept at least; 1 or more.
+        topology, writer, run: kept in every manifest; see `Manifest`.
+        timeout_s: of the exchange, if none is given; see `Exchange.from_process_group`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        exchange: Exchange | None = None,
+        keep_last: int = 2,
+        topology: str = "",
+        writer: Mapping[str, object] | None = None,
+        run: Mapping[str, object] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
+        self._directory = CheckpointDirectory(Path(directory).absolute())
+        self._exchange = exchange
+        self._keep_last = keep_last
+        self._labels = Labels(topology=topology, writer=dict(writer or {}), run=dict(run or {}))
+        self._timeout_s = timeout_s
+        self._parent_step: int | None = None
+        self._saver: Saver | None = None
+
+    @property
+    def directory(self) -> Path:
+        return self._directory.root
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange in use; made from the default process group if none was given."""
+        if self._exchange is None:
+            self._exchange = Exchange.from_process_group(timeout_s=self._timeout_s)
+        return self._exchange
+
+    def save(self, state: Checkpointable, *, step: int) -> Manifest:
+        """Save ``state`` as ``step`` on all ranks; on return it is published and durable.
+
+        Raises:
+            SaveError: on all ranks alike, naming the rank and the cause.
+            AlreadyPublishedError: a `SaveError`; the step is published already.
+        """
+        if step < 0:
+            raise ValueError(f"step is {step}; a step is 0 or more")
+        if self._saver is None:
+            self._saver = Saver(self._directory, self.exchange, labels=self._labels)
+        with around("checkpoint", step=step):
+            manifest = self._saver.save(state, step=step, parent_step=self._parent_step)
+            self._parent_step = step
+            self._collect(step)
+        return manifest
+
+    def restore(self, state: Checkpointable, *, step: int | None = None) -> Restored | None:
+        """Restore the newest valid checkpoint, or exactly ``step``, into ``state`` on all ranks.
+
+        Returns:
+            None if nothing was ever published; ``state`` is then untouched.
+
+        Raises:
+            NoValidCheckpointError: all published checkpoints are damaged; nothing was moved.
+            DamagedCheckpointError: ``step`` is damaged; nothing was moved.
+            MismatchError: ``state`` holds other tensors; nothing was overwritten.
+            CheckpointError: a rank failed for another reason; nothing was moved.
+        """
+        restorer = Restorer(self._directory, self.exchange)
+        found = restorer.restore(state, step=step)
+        if found is None:
+            return None
+        restored_step = found.manifest.step
+        self._parent_step = restored_step
+        if self.exchange.is_coordinator:
+            retention.mark_verified(self._directory, restored_step, found.manifest.attempt)
+        collected = self._collect(restored_step)
+        return Restored(
+            step=restored_step,
+            manifest=found.manifest,
+            damaged=found.damaged,
+            collected=tuple(collected),
+        )
+
+    def latest(self) -> int | None:
+        """The highest step whose manifest is whole; its files are not read."""
+        whole = (info.step for info in reversed(self.list()) if info.problem is None)
+        return next(whole, None)
+
+    def list(self) -> list[CheckpointInfo]:
+        """The published checkpoints, lowest step first."""
+        return [self._info(step) for step in self._directory.published()]
+
+    def _info(self, step: int) -> CheckpointInfo:
+        try:
+            manifest = self._directory.read_manifest(step).manifest
+        except (RecoveryError, OSError) as error:
+            return CheckpointInfo(step=step, problem=str(error))
+        return CheckpointInfo(
+            step=step,
+            attempt=manifest.attempt,
+            parent_step=manifest.parent_step,
+            topology=manifest.topology,
+            world_size=manifest.world_size,
+            size_bytes=manifest.size_bytes,
+            verified=self._directory.verified_attempt(step) == manifest.attempt,
+        )
+
+    def verify(self, step: int) -> Sequence[str]:
+        """Check every digest of ``step`` again and list what is wrong; a clean one is recorded."""
+        problems = verify_step(self._directory.root, step)
+        if not problems:
+            attempt = self._directory.read_manifest(step).manifest.attempt
+            retention.mark_verified(self._directory, step, attempt)
+        return problems
+
+    def prune(self) -> Sequence[str]:
+        """Verify the newest checkpoint, then delete by the rule; what was deleted.
+
+        Local: call it on one rank, while no rank saves.
+        """
+        published = self._directory.published()
+        if published:
+            retention.verify(self._directory, published[-1])
+        return retention.collect(self._directory, keep_last=self._keep_last)
+
+    def _collect(self, step: int) -> Sequence[str]:
+        if not self.exchange.is_coordinator:
+            return []
+        with around("checkpoint/collect", step=step):
+            try:
+                return retention.collect(self._directory, keep_last=self._keep_last)
+            except (OSError, CheckpointError) as error:
+                # The checkpoint is safe; what is lost is space, and the next save tries again.
+                warnings.warn(
+                    f"leftovers in {self._directory.root} could not be deleted: {error}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+                return []
