@@ -52,17 +52,19 @@ class Difference:
         return f"{self.name} {said[self.kind]}"
 
 
-def combine(parts: Sequence[Mapping[str, Any]]) -> Combined:
+def combine(parts: Sequence[Mapping[str, Any]], *, world_size: int | None = None) -> Combined:
     """Add one fingerprint of every rank up to that of the whole state.
 
     Tensors and shared objects have the same names and values on every topology. Objects of one rank
-    are named ``rng/torch@rank0``.
+    are named ``rng/torch@rank0``. Without ``world_size`` a missing last rank goes unnoticed where no
+    tensor is sharded.
 
     Raises:
-        StateError: no parts, two parts of one rank, or a tensor of which a piece is missing.
+        StateError: not exactly one part of every rank, or a tensor of which a piece is missing.
     """
-    ranks = [part["rank"] for part in parts]
-    if not parts or len(set(ranks)) != len(ranks):
+    ranks = sorted(part["rank"] for part in parts)
+    expected = list(range(len(parts) if world_size is None else world_size))
+    if not parts or ranks != expected:
         raise StateError(
             f"a fingerprint needs exactly one part of every rank, got parts of ranks {ranks}"
         )

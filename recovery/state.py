@@ -15,6 +15,7 @@ Jobs build it; checkpoint stores and fingerprints read it. One thread at a time.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, cast
@@ -138,7 +139,7 @@ class TrainingState:
         """Plain data that is equal on every rank; later steps do not change what was returned."""
         found: dict[str, object] = {"progress": asdict(self.progress)}
         for name, component in self._stateful.items():
-            found[name] = copy.deepcopy(component.state_dict())
+            found[name] = _without_counters(copy.deepcopy(component.state_dict()))
         names = self.parameter_names()
         for optimizer in self.optimizers:
             found |= optimizer.objects(names)
@@ -214,7 +215,8 @@ class TrainingState:
 
         for name, component in self._stateful.items():
             if name in given:
-                _load(name, component.load_state_dict, given[name])
+                live = component.state_dict()
+                _load(name, component.load_state_dict, _with_counters_of(live, given[name]))
         for component_name, module in self._modules.items():
             for name, owner in extra_states(module).items():
                 full_name = f"{component_name}/{name}#extra_state"
@@ -249,6 +251,19 @@ class TrainingState:
 def component_of(name: str) -> str:
     """The component of a tensor or object: what stands before the first ``/``."""
     return name.partition("/")[0]
+
+
+def _without_counters(state: Any) -> Any:
+    """``MultiStepLR`` keeps its milestones in a ``Counter``; plain data knows only ``dict``."""
+    if not isinstance(state, dict):
+        return state
+    return {k: dict(v) if isinstance(v, Counter) else v for k, v in state.items()}
+
+
+def _with_counters_of(live: Any, saved: Any) -> Any:
+    if not isinstance(live, dict) or not isinstance(saved, dict):
+        return saved
+    return {k: Counter(v) if isinstance(live.get(k), Counter) else v for k, v in saved.items()}
 
 
 def _load(name: str, load: Any, saved: object) -> None:

@@ -15,6 +15,7 @@ deterministic algorithms on for the whole process.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import random
@@ -94,9 +95,8 @@ class GPTJob:
         strategy = _strategy(context)
         if device.type == "cuda":
             _make_cuda_deterministic(device)
-        self._data = ByteWindows(
-            load_text(config.text), context=config.context, num_samples=config.samples
-        )
+        self._text = load_text(config.text)
+        self._data = ByteWindows(self._text, context=config.context, num_samples=config.samples)
         # The same initial weights on every rank and every topology.
         torch.manual_seed(context.seed)
         model = GPT(
@@ -153,6 +153,19 @@ class GPTJob:
             self._update()
             dist.all_reduce(loss_sum)
         return StepReport(loss=float(loss_sum), epoch=epoch, samples=mine.tolist(), tokens=tokens)
+
+    def describe(self) -> dict[str, object]:
+        """What only this job knows of its run, for the run manifest; call it after `build`."""
+        config = self.config
+        return {
+            "data": {
+                "text": hashlib.sha256(self._text).hexdigest(),
+                "samples": config.samples,
+                "context": config.context,
+            },
+            "tokenizer": "bytes",
+            "precision": "float32 with float16 autocast" if config.amp else "float32",
+        }
 
     def _split(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return indices.tensor_split(self.config.accumulation)

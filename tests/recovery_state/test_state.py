@@ -1,0 +1,385 @@
+"""Verifies on one rank that a restored state equals the saved one and continues as it would have.
+
+Does not verify wrappers and shards over several ranks: see tests/jobs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from seatrial.recovery.checkpointable import Checkpointable, TensorFacts
+from seatrial.recovery.compare import combine, differences
+from seatrial.recovery.errors import StateError
+from seatrial.recovery.fingerprint import fingerprint
+from seatrial.recovery.plain import dumps, loads
+from seatrial.recovery.rng import capture_rng, restore_rng, seed_everything
+from seatrial.recovery.sampler import ShuffleSampler
+from seatrial.recovery.state import TrainingState
+from torch import nn
+
+Saved = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _streams_as_before() -> Iterator[None]:
+    before = capture_rng()
+    seed_everything(0, 0)
+    yield
+    restore_rng(before, fallback_seed=0)
+
+
+class Net(nn.Module):
+    """Tied weights, a buffer, a buffer that is not saved, and a child that is called module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("positions", torch.arange(3), persistent=False)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return self.head(self.module(self.embedding(index)))
+
+
+class Curriculum:
+    def __init__(self) -> None:
+        self.difficulty = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"difficulty": self.difficulty}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        torch.rand(3)  # a restore must not care that somebody's code draws
+        self.difficulty = state["difficulty"]
+
+
+class Run:
+    """A training program small enough to read."""
+
+    def __init__(self, make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> None:
+        self.model = Net()
+        vectors = [p for p in self.model.parameters() if p.dim() == 1]
+        matrices = [p for p in self.model.parameters() if p.dim() == 2]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = make(groups, lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 3, 3])
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        self.sampler = ShuffleSampler(num_samples=6, seed=1, batch_size=4)
+        self.noise = torch.Generator().manual_seed(1)
+        self.curriculum = Curriculum()
+        self.average = nn.Linear(2, 2)
+        self.state = TrainingState(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scaler=self.scaler,
+            sampler=self.sampler,
+            generators={"noise": self.noise},
+            extra={"curriculum": self.curriculum, "average": self.average},
+        )
+
+    def step(self) -> float:
+        epoch, index = self.sampler.next_batch()
+        logits = self.model(index) + torch.rand((), generator=self.noise)
+        loss = nn.functional.cross_entropy(logits, index)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.curriculum.difficulty += 1
+        with torch.no_grad():
+            self.average.weight += loss
+        self.state.progress.step += 1
+        self.state.progress.epoch = epoch
+        return loss.item()
+
+
+def save(state: TrainingState) -> Saved:
+    shared, own = (loads(dumps(o)) for o in (state.shared_objects(), state.rank_objects()))
+    assert isinstance(shared, dict)
+    assert isinstance(own, dict)
+    return {k: v.detach().clone() for k, v in state.tensors().items()}, shared, own
+
+
+def restore(state: Checkpointable, saved: Saved, *, rank: int = 0, ranks: int = 1) -> None:
+    tensors, shared, own = saved
+    state.prepare({k: TensorFacts(dtype=v.dtype, shape=tuple(v.shape)) for k, v in tensors.items()})
+    targets = state.tensors()
+    assert set(targets) == set(tensors)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            assert targets[name].dtype == tensor.dtype
+            targets[name].copy_(tensor)
+    state.load_objects(shared, dict.fromkeys(range(ranks), own), rank)
+
+
+def components_that_differ(reference: TrainingState, other: TrainingState) -> list[str]:
+    values = [combine([fingerprint(s, rank=0).to_json()]) for s in (reference, other)]
+    return list(dict.fromkeys(found.component for found in differences(*values)))
+
+
+def run_after(steps: int, make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> Run:
+    run = Run(make)
+    for _ in range(steps):
+        run.step()
+    return run
+
+
+def test_tensors_have_the_names_of_the_model() -> None:
+    names = set(Run().state.tensors())
+    assert names == {
+        "model/embedding.weight",
+        "model/module.0.weight", "model/module.0.bias",
+        "model/module.1.weight", "model/module.1.bias",
+        "model/module.1.running_mean", "model/module.1.running_var",
+        "model/module.1.num_batches_tracked",
+        "average/weight", "average/bias",
+    }  # fmt: skip
+
+
+def test_optimizer_tensors_are_the_live_ones() -> None:
+    run = run_after(1)
+    tensors = run.state.tensors()
+    live = run.optimizer.state[run.model.embedding.weight]
+    assert tensors["optimizer/embedding.weight/exp_avg"] is live["exp_avg"]
+    assert tensors["optimizer/embedding.weight/step"] is live["step"]
+
+
+def test_segments_that_wrappers_insert_are_not_part_of_a_name() -> None:
+    wrapper = nn.Module()
+    wrapper._orig_mod = nn.Linear(2, 2)
+    outer = nn.Module()
+    outer.inner = wrapper
+    assert set(TrainingState(model=outer).tensors()) == {"model/inner.weight", "model/inner.bias"}
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adafactor, torch.optim.Rprop])
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("built", [0, 2])
+def test_a_restored_run_equals_the_saved_one_and_continues_bitwise(
+    before: int, built: int, make: Callable[..., torch.optim.Optimizer]
+) -> None:
+    run = run_after(before, make)
+    saved = save(run.state)
+    seed_everything(99, 0)
+    other = run_after(built, make)
+    restore(other.state, saved)
+    restore(run.state, saved)
+    assert components_that_differ(run.state, other.state) == []
+    # One after the other, because both draw from this process's streams.
+    expected = [run.step() for _ in range(4)]
+    end = save(run.state)
+    restore(other.state, saved)
+    assert [other.step() for _ in range(4)] == expected
+    restore(run.state, end)
+    assert components_that_differ(run.state, other.state) == []
+
+
+def test_sgd_with_momentum_of_none_is_restored() -> None:
+    def make(groups: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=lr)
+
+    run = run_after(2, make)
+    other = Run(make)
+    restore(other.state, save(run.state))
+    assert components_that_differ(run.state, other.state) == []
+
+
+def test_a_fresh_optimizer_takes_the_place_of_one_that_has_stepped() -> None:
+    fresh = save(Run().state)
+    run = run_after(2)
+    restore(run.state, fresh)
+    assert len(run.optimizer.state) == 0
+
+
+def test_step_counts_stay_on_the_cpu_and_moments_have_the_parameters_layout() -> None:
+    saved = save(run_after(1).state)
+    other = Run()
+    restore(other.state, saved)
+    state = other.optimizer.state[other.model.embedding.weight]
+    assert state["step"].shape == ()
+    assert state["exp_avg"].shape == other.model.embedding.weight.shape
+    assert not state["exp_avg"].requires_grad
+
+
+def test_learning_rates_are_those_that_were_saved() -> None:
+    run = run_after(3)
+    assert run.state.learning_rates() == pytest.approx([0.00001, 0.00001])
+    other = Run()
+    restore(other.state, save(run.state))
+    assert other.state.learning_rates() == run.state.learning_rates()
+    assert other.scheduler.milestones == run.scheduler.milestones
+    assert type(other.scheduler.milestones) is type(run.scheduler.milestones)
+
+
+def test_a_scaler_restored_before_its_first_use_has_the_saved_scale() -> None:
+    run = run_after(3)
+    other = Run()
+    restore(other.state, save(run.state))
+    assert other.state.loss_scale() == run.state.loss_scale() == 16.0
+    assert json.loads(json.dumps(other.scaler.state_dict())) == run.scaler.state_dict()
+    other.scaler.scale(torch.zeros(1))
+    assert other.scaler.state_dict() == run.scaler.state_dict()
+
+
+def test_a_state_without_a_scaler_has_no_loss_scale() -> None:
+    assert TrainingState(model=Net()).loss_scale() is None
+
+
+def test_what_was_captured_does_not_change_with_later_steps() -> None:
+    run = run_after(1)
+    shared = run.state.shared_objects()
+    before = dumps(shared)
+    run.step()
+    assert dumps(shared) == before
+
+
+COMPONENTS = (
+    "model", "optimizer", "scheduler", "scaler", "rng", "sampler", "progress",
+    "curriculum", "average",
+)  # fmt: skip
+
+
+def test_components_are_those_that_are_present() -> None:
+    assert Run().state.components() == COMPONENTS
+    assert TrainingState(model=Net()).components() == ("model", "rng", "progress")
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_omitting_a_component_leaves_exactly_that_one_behind(name: str) -> None:
+    run = run_after(3)
+    saved = save(run.state)
+    seed_everything(1, 1)
+    other = Run()
+    restore(other.state.omitting([name]), saved)
+    # Python's and torch's streams belong to the process; for "rng" only the named stream differs.
+    assert components_that_differ(run.state, other.state) == [name]
+
+
+def test_omitting_an_unknown_component_lists_the_valid_ones() -> None:
+    with pytest.raises(StateError, match="no component 'ema'; its components are model, optimizer"):
+        Run().state.omitting(["ema"])
+
+
+def test_the_rng_is_restored_after_everything_that_could_draw() -> None:
+    run = run_after(1)
+    saved = save(run.state)
+    restore(run.state, saved)  # Curriculum.load_state_dict draws
+    assert dumps(run.state.rank_objects()) == dumps(saved[2])
+
+
+def test_a_rank_that_did_not_save_gets_derived_rng_and_a_note() -> None:
+    run = run_after(2)
+    saved = save(run.state)
+    drawn = []
+    for rank in (2, 3, 2):
+        restore(run.state, saved, rank=rank, ranks=2)
+        drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert "rank 2: the checkpoint of step 2 holds no RNG state for python" in run.state.notes[0]
+
+
+def test_another_grouping_of_parameters_is_refused_before_anything_changes() -> None:
+    saved = save(run_after(2).state)
+    run = Run()
+    vectors, matrices = (group["params"] for group in reversed(run.optimizer.param_groups))
+    matrices.append(vectors.pop())
+    with pytest.raises(StateError, match=r"group 0 .* has other members .*: module\.1\.bias"):
+        restore(run.state, saved)
+    assert run.state.progress.step == 0
+    assert run.scheduler.last_epoch == 0
+
+
+def test_another_number_of_groups_is_refused() -> None:
+    saved = save(run_after(2).state)
+    run = Run()
+    run.optimizer.param_groups[0]["params"] += run.optimizer.param_groups.pop()["params"]
+    with pytest.raises(StateError, match="has 2 parameter groups and the one here has 1"):
+        restore(run.state, saved)
+
+
+@pytest.mark.parametrize("change", ["missing", "left over"])
+def test_components_that_do_not_match_are_refused_by_name(change: str) -> None:
+    run = run_after(1)
+    tensors, shared, own = save(run.state)
+    if change == "missing":
+        del shared["scaler"]
+    else:
+        shared["ema"] = {}
+    with pytest.raises(StateError, match="lacks scaler" if change == "missing" else "holds ema"):
+        restore(run.state, (tensors, shared, own))
+
+
+def test_a_component_that_refuses_its_state_is_named() -> None:
+    run = run_after(1)
+    tensors, shared, own = save(run.state)
+    shared["scheduler"] = 5
+    with pytest.raises(StateError, match="scheduler refused the state that was saved for it"):
+        restore(run.state, (tensors, shared, own))
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    stray = torch.optim.SGD([nn.Parameter(torch.zeros(7))], lr=1.0)
+    with pytest.raises(StateError, match=r"shape \(7,\) that is not a parameter of the model"):
+        TrainingState(model=Net(), optimizer=stray).tensors()
+
+
+@pytest.mark.parametrize("name", ["model", "a/b", ""])
+def test_extras_may_not_take_the_names_of_components(name: str) -> None:
+    with pytest.raises(StateError, match="cannot name an extra component"):
+        TrainingState(model=Net(), extra={name: Curriculum()})
+
+
+def test_several_optimizers_and_schedulers_are_kept_apart() -> None:
+    def build() -> tuple[TrainingState, Mapping[str, torch.optim.Optimizer]]:
+        model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        optimizers = {n: torch.optim.Adam(m.parameters(), lr=0.1) for n, m in model.items()}
+        schedulers = {n: torch.optim.lr_scheduler.StepLR(o, 1) for n, o in optimizers.items()}
+        state = TrainingState(model=model, optimizer=optimizers, scheduler=schedulers)
+        return state, optimizers
+
+    state, optimizers = build()
+    for parameter in state.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizers["a"].step()
+    assert "optimizer/a/a.weight/exp_avg" in state.tensors()
+    other, _ = build()
+    restore(other, save(state))
+    assert components_that_differ(state, other) == []
+    assert state.components() == ("model", "optimizer", "scheduler", "rng", "progress")
+
+
+def test_state_that_modules_keep_besides_tensors_is_restored() -> None:
+    class Counting(nn.Linear):
+        calls = 0
+
+        def get_extra_state(self) -> int:
+            return self.calls
+
+        def set_extra_state(self, state: int) -> None:
+            self.calls = state
+
+    model = nn.Sequential(Counting(2, 2))
+    model[0].calls = 7
+    other = nn.Sequential(Counting(2, 2))
+    restore(TrainingState(model=other), save(TrainingState(model=model)))
+    assert other[0].calls == 7
+
+
+def test_capturable_optimizers_get_tensor_learning_rates_back_in_place() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5))
+    state = TrainingState(model=model, optimizer=optimizer)
+    saved = save(state)
+    live = optimizer.param_groups[0]["lr"]
+    live.fill_(0.25)
+    restore(state, saved)
+    assert optimizer.param_groups[0]["lr"] is live
+    assert state.learning_rates() == [0.5]
