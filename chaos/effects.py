@@ -35,8 +35,12 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool:
     attempt = run.attempts[strike.attempt - 1]
     status = attempt.exits.get(strike.rank)
     if fault.action in DAMAGE:
-        trace = run.trace(strike.attempt, strike.rank)
-        return any(record["kind"] == "damage" for record in trace)
+        steps = [
+            record["step"]
+            for record in run.trace(strike.attempt, strike.rank)
+            if record["kind"] == "damage"
+        ]
+        return bool(steps) and not any(step in attempt.store.valid for step in steps)
     if fault.action == "kill":
         return status == -signal.SIGKILL
     if fault.action == "exit":

@@ -149,6 +149,7 @@ class Fault:
         words += [f"nth{self.nth}"] if self.nth > 1 else []
         words += [f"attempt{self.attempt}"] if self.attempt else []
         words += ["persistent"] if self.persistent else []
+        words += [f"resume{self.resume:g}"] if self.resume is not None else []
         words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
         return "-".join(words)
 

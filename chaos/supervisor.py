@@ -32,6 +32,8 @@ PREEMPTED = 75
 
 _POLL_S = 0.05
 _START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
+_STRUCK_S = 2.0
+_FATAL = ("kill", "exit", "raise", "oom")
 _OUTPUT_LINES = 25
 
 Progress = Callable[[int, int], None]
@@ -170,14 +172,25 @@ class _Watch:
     def until_it_ends(self, deadline: float) -> Ending:
         while True:
             self.exits += self._launcher.exits(timeout_s=_POLL_S)
-            if any(each.status for each in self.exits):
-                self.exits += self._launcher.exits(timeout_s=0)
+            # Ranks that save and leave do so together; the others are given the time.
+            if any(each.status not in (0, PREEMPTED) for each in self.exits):
+                self._await_struck()
                 return "failed"
             if len(self.exits) == self._plan.world.ranks:
-                return "completed"
+                return "failed" if any(each.status for each in self.exits) else "completed"
             self._send_due_signals()
             if self._is_silent() or time.monotonic() > deadline:
                 return "hung"
+
+    def _await_struck(self) -> None:
+        """A survivor may be heard of before the rank that was struck; its exit is evidence."""
+        deadline = time.monotonic() + _STRUCK_S
+        while time.monotonic() < deadline:
+            self.exits += self._launcher.exits(timeout_s=0)
+            gone = {each.rank for each in self.exits}
+            if all(each.rank in gone for each in self._strikes() if each.action in _FATAL):
+                return
+            self.exits += self._launcher.exits(timeout_s=_POLL_S)
 
     def _is_silent(self) -> bool:
         sizes = [_size(path) for path in self._traces]

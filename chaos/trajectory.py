@@ -74,8 +74,10 @@ class Trajectory:
                 step for step in self.of_attempt(attempt) if upto is None or step.number <= upto
             ]
             kept = steps + kept
-            if beginning is None or beginning.restored is None:
+            if beginning is None or beginning.restored is None or beginning.source is None:
                 break
+            if beginning.source >= attempt:
+                break  # saved before this run began
             attempt, upto = beginning.source, beginning.restored
         return kept
 

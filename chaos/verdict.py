@@ -76,7 +76,7 @@ class Case:
     trajectory: Trajectory
     schedule: Schedule
     checkpoint_interval: int
-    steps: int
+    expected_steps: range
 
     @property
     def damaged_steps(self) -> set[int]:
@@ -95,16 +95,19 @@ def judge(
     schedule: Schedule,
     *,
     checkpoint_interval: int,
-    steps: int,
+    expected_steps: range,
 ) -> Judgement:
-    """Compare ``run`` with the reference of the same job, topology, seed and ``steps``."""
+    """Compare ``run`` with the reference of the same job, topology and seed.
+
+    ``expected_steps`` are those that the surviving lineage must consist of.
+    """
     case = Case(
         reference=reference,
         run=run,
         trajectory=read_trajectory(run),
         schedule=schedule,
         checkpoint_interval=checkpoint_interval,
-        steps=steps,
+        expected_steps=expected_steps,
     )
     lost = _steps_lost(case)
     finding = next((found for check in _CHECKS for found in check(case)), None)
@@ -284,10 +287,11 @@ def _ended_well(case: Case) -> Iterator[Finding]:
 
 def _every_step_was_compared(case: Case) -> Iterator[Finding]:
     numbers = [step.number for step in case.trajectory.lineage()]
-    if numbers != list(range(1, case.steps + 1)):
+    expected = list(case.expected_steps)
+    if numbers != expected:
         yield Finding(
             verdict=Verdict.UNRECOVERABLE,
-            reason=f"the surviving lineage has steps {numbers}, not each of 1 to {case.steps}",
+            reason=f"the surviving lineage has the steps {numbers} instead of {expected}",
         )
 
 

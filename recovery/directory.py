@@ -106,25 +106,26 @@ class CheckpointDirectory:
 
     def leftovers(self) -> list[Path]:
         """Everything that no published manifest names: what dead attempts left behind."""
-        found = [
-            self.root / n for n in _names(self.root) if n.startswith((TRASH_PREFIX, ".probe."))
-        ]
+        found = [self.root / n for n in _names(self.root) if n.startswith((TRASH_PREFIX, ".probe."))]
         for step in self.steps():
             directory = self.step(step)
-            if not self.is_published(step):
+            if self.is_published(step):
+                found += [directory / name for name in self._leftovers_of(step)]
+            else:
                 found.append(directory)
-                continue
-            try:
-                keep = self.read_manifest(step).manifest.attempt
-            except (CheckpointError, OSError):
-                continue  # Which attempt it names is not known, so none of them is a leftover.
-            found += [
-                directory / name
-                for name in _names(directory)
-                if name.endswith(TEMPORARY_SUFFIX)
-                or (name.startswith(ATTEMPT_PREFIX) and name != keep)
-            ]
         return sorted(found)
+
+    def _leftovers_of(self, step: int) -> list[str]:
+        names = _names(self.step(step))
+        temporaries = [name for name in names if name.endswith(TEMPORARY_SUFFIX)]
+        attempts = [name for name in names if name.startswith(ATTEMPT_PREFIX)]
+        if len(attempts) < 2:
+            return temporaries  # The usual case; manifests can be long and need not be read.
+        try:
+            keep = self.read_manifest(step).manifest.attempt
+        except (CheckpointError, OSError):
+            return temporaries  # Which attempt it names is not known, so none is a leftover.
+        return [*temporaries, *(name for name in attempts if name != keep)]
 
 
 def _names(directory: Path) -> list[str]:

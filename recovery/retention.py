@@ -32,11 +32,11 @@ __all__ = ["collect", "is_verified", "mark_verified", "quarantine"]
 
 def is_verified(directory: CheckpointDirectory, step: int) -> bool:
     """Whether the attempt that is published as ``step`` is known to be good."""
+    attempt = directory.verified_attempt(step)
     try:
-        attempt = directory.read_manifest(step).manifest.attempt
+        return attempt is not None and directory.read_manifest(step).manifest.attempt == attempt
     except (CheckpointError, OSError):
         return False
-    return directory.verified_attempt(step) == attempt
 
 
 def mark_verified(directory: CheckpointDirectory, step: int, attempt: str) -> None:

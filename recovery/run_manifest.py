@@ -61,7 +61,7 @@ def describe(
             {str(t.dtype).removeprefix("torch.") for t in state.model.state_dict().values()}
         ),
         "kernels": {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,

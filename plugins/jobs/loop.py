@@ -17,7 +17,6 @@ import torch.distributed as dist
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
 from seatrial.recovery import run_manifest
-from seatrial.recovery.exchange import Exchange
 from seatrial.recovery.fingerprint import Fingerprinter
 from seatrial.recovery.probe import around
 from seatrial.recovery.state import TrainingState
@@ -53,17 +52,21 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     preemption = _Preemption()
     job = load_job(settings.job, settings.params)
     state = job.build(context)
+    described = run_manifest.describe(
+        job=job, context_facts=_facts(context, settings), state=state
+    )
     store = CheckpointStore(
         context.store,
-        exchange=Exchange.from_process_group(timeout_s=context.timeout_s),
         keep_last=settings.keep_last,
         topology=context.topology,
         writer={"attempt": context.attempt},
-        run=run_manifest.describe(job=job, context_facts=_facts(context, settings), state=state),
+        run=described,
+        timeout_s=context.timeout_s,
     )
     fingerprinter = Fingerprinter(rank=context.rank)
     restored = store.restore(state.omitting([settings.omit]) if settings.omit else state)
-    _record_beginning(context, job, state, fingerprinter, restored)
+    changes = run_manifest.changes(restored.manifest.run, described) if restored else ()
+    _record_beginning(context, job, state, fingerprinter, restored, changes)
     last = settings.steps
     if settings.stop_after is not None:
         last = min(last, state.progress.step + settings.stop_after)
@@ -126,6 +129,7 @@ def _record_beginning(
     state: TrainingState,
     fingerprinter: Fingerprinter,
     restored: Restored | None,
+    changes: tuple[str, ...],
 ) -> None:
     damaged = [list(each) for each in restored.damaged] if restored else []
     context.trace.record(
@@ -134,9 +138,9 @@ def _record_beginning(
         source=None if restored is None else restored.manifest.writer.get("attempt"),
         damaged=damaged,
         notes=state.notes,
-        changes=run_manifest.explain(restored.changes) if restored else [],
+        changes=run_manifest.explain(changes),
         samples_per_epoch=getattr(job, "samples_per_epoch", None),
-        fingerprint=fingerprinter.take(state).as_json(),
+        fingerprint=fingerprinter(state).to_json(),
     )
 
 
@@ -152,5 +156,5 @@ def _record_step(
             "loss scale": state.loss_scale(),
             "samples": [report.epoch, list(report.samples)],
         },
-        fingerprint=fingerprinter.take(state).as_json(),
+        fingerprint=fingerprinter(state).to_json(),
     )

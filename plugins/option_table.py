@@ -1,0 +1,102 @@
+"""The table of ``--chaos-*`` options and their ini twins; read by pytest at every start.
+
+Light on purpose: it imports nothing of seatrial. `seatrial.plugins.options` gives values meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError
+    return value
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: how it is spelled, read and explained."""
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[str], Any] = str
+    expects: str = "text"
+    repeatable: bool = False
+
+    @property
+    def flag(self) -> str:
+        return "--chaos-" + self.name.replace("_", "-")
+
+    @property
+    def ini(self) -> str:
+        return "chaos_" + self.name
+
+
+_COUNT: tuple[Any, str] = (_count, "a whole number from 1")
+
+OPTIONS = (
+    Option("job", "JOB", "job on trial: gpt, module:Class or file.py:Class"),
+    Option("param", "KEY=VALUE", "option of the job (repeatable)", repeatable=True),
+    Option("text", "FILE", "text that the bundled job trains on (default: CPython's manual)"),
+    Option("ranks", "N", "number of ranks (2)", *_COUNT),
+    Option("nodes", "N", "simulated nodes that the ranks are spread over (1)", *_COUNT),
+    Option("topology", "T", "such as dp2 or fsdp4 (default: dp over all ranks)"),
+    Option("device", "D", "auto, cpu or cuda (auto)"),
+    Option("store", "DIR", "where checkpoint stores are made (a temporary directory)"),
+    Option("steps", "N", "optimizer steps of a run (20)", *_COUNT),
+    Option("checkpoint_interval", "N", "steps between checkpoints (5)", *_COUNT),
+    Option("seed", "N", "seed of job and faults (0)", _natural, "a whole number from 0"),
+    Option("fault", "SCHEDULE", "run this trial, not the bundled ones (repeatable)",
+            repeatable=True),
+    Option("timeout", "S", "seconds without any event after which an attempt counts as hung "
+            "(default: from the reference's own pace)", _seconds, "a number of seconds above 0"),
+    Option("launcher", "L", "fork, spawn or torchrun (fork)"),
+    Option("max_restarts", "N", "restarts of the world in one run (3)", _natural,
+            "a whole number from 0"),
+    Option("artifacts", "DIR", "keep traces and rank output of failed trials here"),
+)  # fmt: skip
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option and its ini twin.
+
+    Raises:
+        ValueError: another plugin owns one of the names.
+    """
+    group = parser.getgroup("chaos", "break a multi-rank job and prove its recovery")
+    group.addoption(
+        "--chaos", action="store_true", help="run the pre-flight and tests that use chaos_trial"
+    )
+    for option in OPTIONS:
+        group.addoption(
+            option.flag,
+            dest=option.ini,
+            metavar=option.metavar,
+            default=None,
+            help=option.help,
+            action="append" if option.repeatable else "store",
+        )
+        kind: Any = "linelist" if option.repeatable else "string"
+        parser.addini(option.ini, option.help, type=kind, default=None)

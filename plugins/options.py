@@ -1,0 +1,197 @@
+"""The ``--chaos-*`` options as one checked value, and the experiment that they describe.
+
+`read_options` guarantees that whatever it returns can be run: everything that can be known to be
+wrong without starting a process is a `UsageError` of one sentence. Torch-free.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.chaos.errors import UsageError
+from seatrial.chaos.launch.launcher import METHODS
+from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.trial import Experiment
+from seatrial.recovery.errors import RecoveryError
+from seatrial.recovery.publish import probe_publish
+
+from .jobs.registry import check_job_name, preload_modules
+from .option_table import OPTIONS, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosOptions:
+    """What the user asked for; the fields are the options without their ``--chaos-`` prefix."""
+
+    job: str = "gpt"
+    param: tuple[str, ...] = ()
+    text: str = ""
+    ranks: int = 2
+    nodes: int = 1
+    topology: str = ""
+    device: str = "auto"
+    store: str = ""
+    steps: int = 20
+    checkpoint_interval: int = 5
+    seed: int = 0
+    fault: tuple[str, ...] = ()
+    timeout: float | None = None
+    launcher: str = "fork"
+    max_restarts: int = 3
+    artifacts: str = ""
+
+
+def read_options(config: pytest.Config) -> ChaosOptions:
+    """The options in force: the command line first, then the ini file, then the defaults.
+
+    Raises:
+        UsageError: a value that cannot be used.
+    """
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        given = config.getoption(option.ini) or config.getini(option.ini) or None
+        if given is not None:
+            values[option.name] = _read(option, given)
+    options = ChaosOptions(**values)
+    _check(options)
+    return options
+
+
+def _read(option: Option, given: str | list[str]) -> object:
+    if option.repeatable:
+        return tuple(given)
+    try:
+        return option.read(str(given))
+    except ValueError:
+        raise UsageError(f"{option.flag} {given!r} is not {option.expects}") from None
+
+
+def override(options: ChaosOptions, changes: Mapping[str, object]) -> ChaosOptions:
+    """The options with some replaced by a marker or a call; ``params`` may be a mapping.
+
+    Raises:
+        UsageError: an unknown name, or values that cannot be used together.
+    """
+    values = dict(changes)
+    params = values.pop("params", None)
+    if isinstance(params, Mapping):
+        values["param"] = tuple(f"{key}={value}" for key, value in params.items())
+    known = [each.name for each in fields(ChaosOptions)]
+    for name in values:
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}; the options are {', '.join(known)}, params")
+    if "ranks" in values and "topology" not in values:
+        values["topology"] = ""
+    changed = replace(options, **values)  # type: ignore[arg-type]
+    _check(changed)
+    return changed
+
+
+def _check(options: ChaosOptions) -> None:
+    check_job_name(options.job)
+    if options.launcher not in METHODS:
+        raise UsageError(
+            f"unknown launcher {options.launcher!r}; choose one of {', '.join(METHODS)}"
+        )
+    if options.text:
+        try:
+            with open(options.text, "rb") as file:
+                empty = not file.read(1)
+        except OSError as error:
+            raise UsageError(f"--chaos-text {options.text!r}: {error.strerror}") from None
+        if empty:
+            raise UsageError(f"--chaos-text {options.text!r} is empty")
+    if options.store:
+        _check_store(Path(options.store))
+    experiment(options)
+
+
+def _check_store(directory: Path) -> None:
+    if "://" in str(directory) or "::" in str(directory):
+        raise UsageError(f"--chaos-store {str(directory)!r}: only local directories can be stores")
+    existed = directory.exists()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe_publish(directory)
+    except (OSError, RecoveryError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--chaos-store {str(directory)!r} cannot be used: {said}") from None
+    finally:
+        if not existed and directory.is_dir():
+            directory.rmdir()
+
+
+def experiment(options: ChaosOptions) -> Experiment:
+    """The experiment that the options describe.
+
+    Raises:
+        UsageError: ranks, nodes, topology or device do not fit together, or a bad ``param``.
+    """
+    params: dict[str, object] = {}
+    for each in options.param:
+        key, equals, value = each.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--chaos-param {each!r} is not KEY=VALUE")
+        params[key] = value
+    if options.text:
+        params["text"] = str(Path(options.text).resolve())
+    try:
+        world = World(
+            ranks=options.ranks,
+            nodes=options.nodes,
+            topology=options.topology or f"dp{options.ranks}",
+            device=options.device,
+        )
+    except RecoveryError as error:
+        raise UsageError(str(error)) from None
+    return Experiment(
+        workload=_workload(options, params),
+        world=world,
+        seed=options.seed,
+        steps=options.steps,
+        checkpoint_interval=options.checkpoint_interval,
+        max_restarts=options.max_restarts,
+        timeout_s=options.timeout,
+        launcher=options.launcher,
+    )
+
+
+def _workload(options: ChaosOptions, params: dict[str, object]) -> Workload:
+    module, colon, name = options.job.rpartition(":")
+    job = f"{Path(module).resolve()}:{name}" if colon and module.endswith(".py") else options.job
+    return Workload(
+        entry="seatrial.plugins.jobs.loop:run",
+        arguments={
+            "job": job,
+            "params": params,
+            "steps": options.steps,
+            "interval": options.checkpoint_interval,
+        },
+        preload=preload_modules(job),
+    )
+
+
+def crippled(workload: Workload, component: str, *, stop_after: int) -> Workload:
+    """The same job with a restore that leaves ``component`` out."""
+    more = {"omit": component, "stop_after": stop_after}
+    return replace(workload, arguments=workload.arguments | more)
+
+
+def as_arguments(options: ChaosOptions) -> str:
+    """The options that differ from their defaults, as they would be typed."""
+    words = ["--chaos"]
+    for option in OPTIONS:
+        value = getattr(options, option.name)
+        if option.name == "fault" or value == getattr(ChaosOptions(), option.name):
+            continue
+        for each in value if option.repeatable else [value]:
+            words += [option.flag, str(each)]
+    return shlex.join(words)
+
+

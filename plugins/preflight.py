@@ -1,0 +1,127 @@
+"""The bundled pre-flight: which trials ``pytest --chaos`` runs, and what each must show.
+
+Steps are derived from the run's size, so that every trial is possible whatever the options: the
+main strike falls between the second checkpoint and the third. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from seatrial.chaos.errors import UsageError
+from seatrial.chaos.events import COMMIT_PROTOCOL
+from seatrial.chaos.schedule import Schedule, Shape, require_possible
+from seatrial.chaos.verdict import Verdict
+
+COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "progress")
+"""The state components that a control leaves out, one each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrial:
+    """One trial to run. ``omit`` makes it a control: a restore without that component must be
+    called DIVERGED, by that name."""
+
+    name: str
+    schedule: Schedule
+    expect: Verdict = Verdict.RECOVERED
+    omit: str = ""
+
+
+def bundled_trials(shape: Shape, *, seed: int) -> list[PlannedTrial]:
+    """The whole pre-flight, in order: clean first, then faults, then controls.
+
+    Raises:
+        UsageError: the run is too short for two checkpoints and a strike after them.
+    """
+    needed = 2 * shape.checkpoint_interval + max(1, shape.checkpoint_interval // 2)
+    if shape.steps < needed:
+        raise UsageError(
+            f"the pre-flight needs {needed} steps at a checkpoint interval of "
+            f"{shape.checkpoint_interval}, the run has {shape.steps}: raise --chaos-steps or lower "
+            "--chaos-checkpoint-interval"
+        )
+    trials = []
+    for name, text in _schedules(shape):
+        schedule = Schedule(Schedule.parse(text).faults, seed)
+        require_possible(schedule, shape)
+        trials.append(PlannedTrial(name=name or schedule.label, schedule=schedule))
+    return trials + [control(component) for component in COMPONENTS]
+
+
+def control(component: str) -> PlannedTrial:
+    """The sensitivity control of one component."""
+    return PlannedTrial(
+        name=f"control[{component}]",
+        schedule=Schedule(),
+        expect=Verdict.DIVERGED,
+        omit=component,
+    )
+
+
+def given_trials(schedules: tuple[str, ...], shape: Shape, *, seed: int) -> list[PlannedTrial]:
+    """One trial for each ``--chaos-fault``.
+
+    Raises:
+        UsageError: a schedule that does not parse or can never fire.
+    """
+    trials: list[PlannedTrial] = []
+    for text in schedules:
+        schedule = Schedule.parse(text)
+        if not schedule.seed:
+            schedule = Schedule(schedule.faults, seed)
+        require_possible(schedule, shape)
+        names = [trial.name for trial in trials]
+        name = schedule.label
+        if name in names:
+            name = f"{name}#{names.count(name) + 1}"
+        trials.append(PlannedTrial(name=name, schedule=schedule))
+    return trials
+
+
+def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
+    """``(name, schedule)``; an empty name stands for the schedule's own label."""
+    interval = shape.checkpoint_interval
+    saved = 2 * interval
+    strike = saved + max(1, interval // 2)
+    other = shape.world_size - 1
+    first_kill = f"kill rank={other} at=step:{strike}/backward"
+
+    yield "", "clean"
+    for phase in ("data", "forward", "backward", "optimizer"):
+        yield "", f"kill rank={other} at=step:{strike}/{phase}"
+    if other:
+        yield "", f"kill rank=0 at=step:{strike}/backward"
+    yield "", f"kill rank=* at=step:{strike}/backward"
+    for event in COMMIT_PROTOCOL:
+        rank = 0 if event.coordinator_only else other
+        yield "", f"kill rank={rank} at=step:{saved}/{event.name}"
+    for name in ("checkpoint/manifest/link", "checkpoint"):
+        yield "", f"kill rank=0 at=step:{saved}/{name} when=after"
+    yield "", f"stop rank={other} at=step:{strike}/forward"
+    yield "", f"stop rank={other} at=step:{strike}/forward resume=0.3"
+    yield "", f"terminate rank={other} at=step:{saved + 1}/backward"
+    yield "", f"exit rank={other} at=step:{strike}/optimizer code=3"
+    yield "", f"raise rank={other} at=step:{strike}/backward"
+    yield "", f"oom rank={other} at=step:{strike}/forward"
+    yield "kill[restore]", f"{first_kill}; kill rank={other} at=restore/shard/read"
+    yield (
+        "kill[twice-in-restore]",
+        f"{first_kill}; kill rank=0 at=restore attempt=2; "
+        f"kill rank={other} at=restore/load attempt=3",
+    )
+    link = f"kill rank=0 at=step:{saved}/checkpoint/manifest/link"
+    yield "leftovers[two-unfinished-saves]", f"{link}; {link} attempt=2"
+    # After a step of its own in the next step, the rank knows that all others are out of the save.
+    at = f"rank={other} at=step:{saved + 1}/optimizer"
+    for name, damage in (
+        ("tear[shard]", "tear"),
+        ("flip[shard]", "flip"),
+        ("remove[shard]", "remove"),
+        ("flip[objects]", "flip part=objects"),
+        ("flip[manifest]", "flip part=manifest"),
+        ("remove[manifest]", "remove part=manifest"),
+    ):
+        action, _, part = damage.partition(" ")
+        yield name, f"{action} {at} {part}; kill {at} when=after"

@@ -1,0 +1,214 @@
+"""What real ranks do in the tests of the GPT job. Run as a program, it forks the ranks itself.
+
+    python scenarios.py SCENARIO TOPOLOGY DIRECTORY OPTION=VALUE ...
+
+Every rank writes what its scenario returns to DIRECTORY/rank<r>.json. Ranks are forked from this
+clean process and not from pytest, whose threads would not survive a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+warnings.simplefilter("error")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from seatrial.chaos.launch.context import RankContext  # noqa: E402
+from seatrial.chaos.trace import TraceWriter  # noqa: E402
+from seatrial.plugins.jobs.gpt import GPTJob  # noqa: E402
+from seatrial.recovery.checkpointable import TensorFacts  # noqa: E402
+from seatrial.recovery.fingerprint import Fingerprinter  # noqa: E402
+from seatrial.recovery.plain import dumps, loads  # noqa: E402
+from seatrial.recovery.probe import listen  # noqa: E402
+from seatrial.recovery.state import TrainingState  # noqa: E402
+from seatrial.recovery.topology import Topology  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import (  # noqa: E402
+    DTensor,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+
+Options = dict[str, str]
+Captured = tuple[dict[str, torch.Tensor], dict[str, Any], dict[int, Any]]
+
+
+def capture(state: TrainingState) -> Captured:
+    """Full tensors, shared objects, and everybody's rank objects, independent of the state."""
+    tensors = {
+        name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone()
+        for name, t in state.tensors().items()
+    }
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, dumps(state.rank_objects()))
+    shared: Any = loads(dumps(state.shared_objects()))
+    return tensors, shared, {rank: loads(own) for rank, own in enumerate(everybody)}
+
+
+def put_back(state: TrainingState, captured: Captured) -> None:
+    tensors, shared, ranks = captured
+    state.prepare({n: TensorFacts(dtype=t.dtype, shape=tuple(t.shape)) for n, t in tensors.items()})
+    live = state.tensors()
+    assert set(live) == set(tensors)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            target = live[name]
+            if isinstance(target, DTensor):
+                tensor = distribute_tensor(tensor, target.device_mesh, target.placements)
+            target.copy_(tensor)
+    state.load_objects(shared, ranks, dist.get_rank())
+
+
+def advance(job: GPTJob, state: TrainingState, context: RankContext, steps: int) -> list[Any]:
+    """One record a step, with everything that a resumed run must repeat."""
+    fingerprinter = Fingerprinter(rank=context.rank)
+    records = [{"fingerprint": fingerprinter(state).to_json()}]
+    for _ in range(steps):
+        report = job.step(context)
+        state.progress.step += 1
+        records.append(
+            {
+                "loss": report.loss.hex(),
+                "epoch": report.epoch,
+                "samples": list(report.samples),
+                "tokens": report.tokens,
+                "lr": state.learning_rates(),
+                "scale": state.loss_scale(),
+                "fingerprint": fingerprinter(state).to_json(),
+            }
+        )
+    return records
+
+
+def train(context: RankContext, options: Options) -> object:
+    steps = int(options.pop("steps"))
+    job = GPTJob(**options)
+    return advance(job, job.build(context), context, steps)
+
+
+def resume(context: RankContext, options: Options) -> object:
+    """The second half of a run, and the same half again in a job that was built anew."""
+    first = GPTJob(**options)
+    state = first.build(context)
+    advance(first, state, context, 4)
+    captured = capture(state)
+    uninterrupted = advance(first, state, context, 5)
+    second = GPTJob(**options)
+    state = second.build(context)
+    put_back(state, captured)
+    return {"uninterrupted": uninterrupted, "resumed": advance(second, state, context, 5)}
+
+
+def reshard(context: RankContext, options: Options) -> object:
+    """A state of DDP ranks put back into FSDP2 ranks."""
+    job = GPTJob(**options)
+    state = job.build(context)
+    before = advance(job, state, context, 3)[-1]["fingerprint"]
+    captured = capture(state)
+    sharded = RankContext(**{**vars(context), "topology": f"fsdp{context.world_size}"})
+    state = GPTJob(**options).build(sharded)
+    put_back(state, captured)
+    return {"before": before, "after": Fingerprinter(rank=context.rank)(state).to_json()}
+
+
+def layouts(context: RankContext, _options: Options) -> object:
+    """Fingerprints of tensors whole and cut in every way a 2x2 mesh allows."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    torch.manual_seed(0)
+    whole, cut = {}, {}
+    ways: list[Placement] = [Replicate(), Shard(0), Shard(1)]
+    for shape in [(5, 7), (1, 3), (4, 4), (3, 2, 5), (2, 0)]:
+        for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+            tensor = torch.randn(shape).to(dtype)
+            for a in ways:
+                for b in ways:
+                    name = f"model/{shape}{dtype}{a}{b}"
+                    whole[name] = tensor
+                    cut[name] = distribute_tensor(tensor, mesh, [a, b])
+    fingerprinter = Fingerprinter(rank=context.rank)
+    return {
+        kind: {
+            "rank": context.rank, "tensors": fingerprinter.tensors(t), "shared": {}, "own": {},
+        }
+        for kind, t in (("whole", whole), ("cut", cut))
+    }  # fmt: skip
+
+
+def partial(context: RankContext, _options: Options) -> object:
+    """Reading the state in the middle: a forward pass without a backward leaves FSDP gathered."""
+    job = GPTJob()
+    state = job.build(context)
+    before = Fingerprinter(rank=context.rank)(state).to_json()
+    with torch.no_grad():
+        state.model.eval()
+        state.model(torch.zeros((1, 4), dtype=torch.int64))
+    return {"before": before, "after": Fingerprinter(rank=context.rank)(state).to_json()}
+
+
+def phases(context: RankContext, options: Options) -> object:
+    job = GPTJob(**options)
+    job.build(context)
+    seen: list[str] = []
+    listen(lambda event, edge, _facts: seen.append(event) if edge == "before" else None)
+    job.step(context)
+    return seen
+
+
+def _rank(scenario: str, topology: str, directory: Path, options: Options, rank: int) -> None:
+    world_size = Topology.parse(topology).world_size
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world_size
+    )
+    context = RankContext(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        node=0,
+        attempt=1,
+        seed=7,
+        topology=topology,
+        device=torch.device("cpu"),
+        store=str(directory / "store"),
+        directory=directory,
+        timeout_s=60.0,
+        trace=TraceWriter(directory / f"rank{rank}.trace"),
+    )
+    result = globals()[scenario](context, dict(options))
+    (directory / f"rank{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(scenario: str, topology: str, directory: str, *pairs: str) -> int:
+    options = dict(pair.split("=", 1) for pair in pairs)
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(Topology.parse(topology).world_size):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                _rank(scenario, topology, Path(directory), options, rank)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                # Not sys.exit: a forked child must not run its parent's cleanup.
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
