@@ -23,20 +23,25 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import numpy
-import torch
+import numpy.random
+
+# torch imports these two when the first optimizer and the first FSDP2 module run, which takes most
+# of a second; here, a warm parent pays once for all ranks that it forks.
+import torch._dynamo
 import torch.distributed as dist
+import torch.profiler
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
 from seatrial.chaos.launch.context import RankContext
 from seatrial.recovery.errors import TopologyError
 from seatrial.recovery.rng import seed_everything
 from seatrial.recovery.sampler import ShuffleSampler, rank_share
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.topology import Topology
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from .model import GPT, VOCABULARY
 from .options import parse_options

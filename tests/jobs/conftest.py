@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 
@@ -14,9 +14,22 @@ SCENARIOS = Path(__file__).with_name("scenarios.py")
 RunRanks = Callable[..., list[Any]]
 
 
+@pytest.fixture(scope="session")
+def rank_host() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch once and forks ranks on request."""
+    command = [sys.executable, str(SCENARIOS)]
+    host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with host:
+        yield host
+        cast(IO[str], host.stdin).close()
+
+
 @pytest.fixture
-def run_ranks(tmp_path: Path) -> RunRanks:
-    """``run_ranks("resume", "dp2", samples=40)`` runs a scenario on real ranks: results by rank."""
+def run_ranks(rank_host: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
+    """``run_ranks("resume", "dp2", samples=40)`` runs a scenario on real ranks: results by rank.
+
+    A scenario that raises fails with what its ranks printed.
+    """
     runs = 0
 
     def run(scenario: str, topology: str, **options: object) -> list[Any]:
@@ -24,17 +37,13 @@ def run_ranks(tmp_path: Path) -> RunRanks:
         runs += 1
         directory = tmp_path / str(runs)
         directory.mkdir()
-        pairs = [f"{name}={value}" for name, value in options.items()]
-        # The limit is for a rank that hangs; nothing here is measured in seconds.
-        done = subprocess.run(
-            [sys.executable, SCENARIOS, scenario, topology, directory, *pairs],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        files = sorted(directory.glob("rank*.json"), key=lambda path: int(path.stem[4:]))
+        texts = {name: str(value) for name, value in options.items()}
+        requests, answers = cast(IO[str], rank_host.stdin), cast(IO[str], rank_host.stdout)
+        requests.write(json.dumps([scenario, topology, str(directory), texts]) + "\n")
+        requests.flush()
+        codes = json.loads(answers.readline())
+        assert not any(codes), (directory / "errors").read_text()
+        files = [directory / f"rank{rank}.json" for rank in range(len(codes))]
         return [json.loads(path.read_text()) for path in files]
 
     return run

@@ -1,9 +1,9 @@
-"""What real ranks do in the tests of the GPT job. Run as a program, it forks the ranks itself.
+"""What real ranks do in the tests of the GPT job. Run as a program, it forks them on request.
 
-    python scenarios.py SCENARIO TOPOLOGY DIRECTORY OPTION=VALUE ...
-
-Every rank writes what its scenario returns to DIRECTORY/rank<r>.json. Ranks are forked from this
-clean process and not from pytest, whose threads would not survive a fork.
+Reads lines ``["scenario", "topology", "directory", {"option": "value"}]`` and answers each with the
+exit status. Every rank writes what its scenario returns to ``rank<r>.json`` in the directory, and
+what it prints to ``errors``. Ranks are forked from this clean process, which has imported all it
+needs, and not from pytest, whose threads would not survive a fork.
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ warnings.simplefilter("error")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import (  # noqa: E402
+    DTensor,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+
 from seatrial.chaos.launch.context import RankContext  # noqa: E402
 from seatrial.chaos.trace import TraceWriter  # noqa: E402
 from seatrial.plugins.jobs.gpt import GPTJob  # noqa: E402
@@ -30,14 +39,6 @@ from seatrial.recovery.plain import dumps, loads  # noqa: E402
 from seatrial.recovery.probe import listen  # noqa: E402
 from seatrial.recovery.state import TrainingState  # noqa: E402
 from seatrial.recovery.topology import Topology  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import (  # noqa: E402
-    DTensor,
-    Placement,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
 
 Options = dict[str, str]
 Captured = tuple[dict[str, torch.Tensor], dict[str, Any], dict[int, Any]]
@@ -189,26 +190,34 @@ def _rank(scenario: str, topology: str, directory: Path, options: Options, rank:
     dist.destroy_process_group()
 
 
-def main(scenario: str, topology: str, directory: str, *pairs: str) -> int:
-    options = dict(pair.split("=", 1) for pair in pairs)
+def _fork(scenario: str, topology: str, directory: Path, options: Options, rank: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        errors = os.open(directory / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(errors, 1)
+        os.dup2(errors, 2)
+        _rank(scenario, topology, directory, options, rank)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not sys.exit: a forked child must not run its parent's cleanup.
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve() -> None:
     torch.set_num_threads(1)
-    children = []
-    for rank in range(Topology.parse(topology).world_size):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                _rank(scenario, topology, Path(directory), options, rank)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                # Not sys.exit: a forked child must not run its parent's cleanup.
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+    for line in sys.stdin:
+        scenario, topology, directory, options = json.loads(line)
+        ranks = range(Topology.parse(topology).world_size)
+        children = [_fork(scenario, topology, Path(directory), options, rank) for rank in ranks]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    serve()

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+
 from seatrial.chaos.errors import UsageError
 from seatrial.plugins.jobs.gpt import GPTConfig, GPTJob
 from seatrial.recovery.compare import Combined, combine, differences, disagreements

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from seatrial.plugins.jobs.text import ByteWindows, TextError, load_text
 
 
