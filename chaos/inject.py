@@ -54,9 +54,7 @@ class Injector:
         self._step: int | None = None
         self._counts = [0] * len(schedule.faults)
         self._targets = [
-            fault.targets(
-                world_size=position.world_size, ranks_per_node=position.ranks_per_node
-            )
+            fault.targets(world_size=position.world_size, ranks_per_node=position.ranks_per_node)
             for fault in schedule.faults
         ]
 
@@ -97,9 +95,7 @@ class Injector:
             for rank in claimed:
                 self._send(_SIGNALS[fault.action], rank)
         elif fault.action in DAMAGE:
-            what = damage_newest(
-                self._position.store, fault, own, seed=self._schedule.seed + index
-            )
+            what = damage_newest(self._position.store, fault, own, seed=self._schedule.seed + index)
             self._trace.record("damage", step=what.step, file=what.file, change=what.change)
         elif fault.action == "raise":
             raise InjectedError(f"injected by the fault '{fault}'")

@@ -80,9 +80,7 @@ def require_possible(schedule: Schedule, shape: Shape) -> None:
 
 
 def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | None:
-    targets = fault.targets(
-        world_size=shape.world_size, ranks_per_node=shape.ranks_per_node
-    )
+    targets = fault.targets(world_size=shape.world_size, ranks_per_node=shape.ranks_per_node)
     if not targets:
         nodes = -(-shape.world_size // shape.ranks_per_node)
         return f"the job has {shape.world_size} ranks on {nodes} node(s), counted from 0"

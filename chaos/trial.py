@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from seatrial.recovery.inspect import inspect_store
@@ -344,4 +345,4 @@ def _longest_gap_s(run: Run) -> float:
     """The longest time in which no rank recorded anything."""
     times = sorted(float(str(record["t"])) for _, _, trace in run.traces() for record in trace)
     times = [run.attempts[0].launched_t, *times, run.attempts[-1].ended_t]
-    return max(after - before for before, after in zip(times, times[1:], strict=False))
+    return max(after - before for before, after in pairwise(times))

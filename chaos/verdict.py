@@ -137,9 +137,7 @@ def _was_exercised(case: Case) -> Iterator[Finding]:
 
 def _is_explained(case: Case) -> Iterator[Finding]:
     """Every attempt that did not complete must have been struck in that attempt."""
-    struck = {
-        strike.attempt for strike in case.run.strikes() if strike.action not in DAMAGE
-    }
+    struck = {strike.attempt for strike in case.run.strikes() if strike.action not in DAMAGE}
     for attempt in case.run.attempts:
         if attempt.ending != "completed" and attempt.number not in struck:
             hung = attempt.ending == "hung"

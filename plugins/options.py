@@ -193,5 +193,3 @@ def as_arguments(options: ChaosOptions) -> str:
         for each in value if option.repeatable else [value]:
             words += [option.flag, str(each)]
     return shlex.join(words)
-
-

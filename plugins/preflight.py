@@ -106,11 +106,8 @@ def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
     yield "", f"raise rank={other} at=step:{strike}/backward"
     yield "", f"oom rank={other} at=step:{strike}/forward"
     yield "kill[restore]", f"{first_kill}; kill rank={other} at=restore/shard/read"
-    yield (
-        "kill[twice-in-restore]",
-        f"{first_kill}; kill rank=0 at=restore attempt=2; "
-        f"kill rank={other} at=restore/load attempt=3",
-    )
+    again = f"kill rank=0 at=restore attempt=2; kill rank={other} at=restore/load attempt=3"
+    yield "kill[twice-in-restore]", f"{first_kill}; {again}"
     link = f"kill rank=0 at=step:{saved}/checkpoint/manifest/link"
     yield "leftovers[two-unfinished-saves]", f"{link}; {link} attempt=2"
     # After a step of its own in the next step, the rank knows that all others are out of the save.

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def _other_owner(pluginmanager: pytest.PytestPluginManager) -> str | None:
-    """The PyPI package ordeal declares --chaos too; whoever comes second would end in a traceback."""
+    """The package ordeal declares --chaos too, and whoever comes second ends in a traceback."""
     from importlib.metadata import entry_points
 
     for entry in entry_points(group="pytest11", name="ordeal"):

@@ -93,7 +93,7 @@ class TrialRunner:
     ) -> None:
         judgement = trial.judgement
         row = Row(
-            fault=planned.name if planned.omit else str(planned.schedule),
+            fault=planned.name,
             verdict=str(trial.verdict) + (" (as it must)" if planned.omit and passed else ""),
             passed=passed,
             attempts=judgement.attempts,
@@ -102,7 +102,7 @@ class TrialRunner:
             total_s=trial.total_s,
         )
         node.user_properties += [
-            ("chaos_fault", row.fault),
+            ("chaos_fault", row.fault if planned.omit else str(planned.schedule)),
             ("chaos_verdict", str(trial.verdict)),
             ("chaos_attempts", row.attempts),
             ("chaos_steps_lost", row.steps_lost),

@@ -94,6 +94,7 @@ class ChaosPlugin:
             if left_out := [item for item in items if item not in kept]:
                 config.hook.pytest_deselected(items=left_out)
             items[:] = kept
+
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
@@ -147,4 +148,3 @@ class ChaosPlugin:
             return False
         uses_fixture = "chaos_trial" in getattr(item, "fixturenames", ())
         return uses_fixture or item.get_closest_marker("chaos") is not None
-

@@ -13,7 +13,7 @@ from math import prod
 from .errors import TopologyError
 
 DIMENSIONS = ("dp", "fsdp", "tp", "pp", "cp", "ep")
-"""Replicated and fully sharded data, tensor, pipeline, context and expert parallel, in mesh order."""
+"""In mesh order: replicated and fully sharded data, tensor, pipeline, context, expert parallel."""
 
 _PART = re.compile(r"([a-z]+)([1-9][0-9]*)")
 

@@ -35,6 +35,10 @@ EXITS = "exits.json"
 """Where the torchrun agent leaves the exit status of each rank, in the attempt's directory."""
 
 
+_WARM = ("seatrial.chaos.launch.worker", "numpy.random", "torch._dynamo")
+"""What a rank would otherwise import: torch loads dynamo (1.5 s) when an optimizer is made."""
+
+
 class Custodian:
     """Serves requests from ``control`` until it closes."""
 
@@ -148,7 +152,7 @@ class Custodian:
 
 def _warm_up(modules: str) -> str:
     """Import what ranks need; returns why this process must not be forked, or nothing."""
-    for name in ("seatrial.chaos.launch.worker", *modules.split()):
+    for name in (*_WARM, *modules.split()):
         importlib.import_module(name)
     import torch
 
@@ -181,7 +185,7 @@ def _torchrun_exits(plan: AttemptPlan, agent_status: int) -> dict[int, int]:
     except FileNotFoundError:
         return dict.fromkeys(ranks, agent_status or 1)
     first = {int(rank): code for rank, code in failed.items()}
-    others = {rank: -signal.SIGTERM if failed else 0 for rank in ranks}
+    others = dict.fromkeys(ranks, -signal.SIGTERM if failed else 0)
     return first | {rank: code for rank, code in others.items() if rank not in first}
 
 

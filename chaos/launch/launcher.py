@@ -54,6 +54,18 @@ class Launcher(Protocol):
         """End every process of the attempt; returns what outlived ranks that left by themselves."""
 
 
+def _environment(scratch: Path) -> dict[str, str]:
+    return os.environ | {
+        # One thread each: a process that has started OpenMP's must not be forked.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        # Importing torch._dynamo makes this directory; it must not stay behind in /tmp.
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        # Ranks import the job from wherever this process would.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
 class LocalLauncher:
     """Runs ranks on this machine through a custodian process of its own.
 
@@ -85,11 +97,11 @@ class LocalLauncher:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                # One thread each: a process that has started OpenMP's must not be forked.
-                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env=_environment(scratch),
             )
-        if method == "fork" and (unsafe := self._ask(do="warm", modules=" ".join(preload))):
-            if reason := unsafe["unsafe"]:
+        if method == "fork":
+            reason = self._ask(do="warm", modules=" ".join(preload))["unsafe"]
+            if reason:
                 self.method = "spawn"
                 self.note = f"ranks are spawned, not forked: {reason}"
 
@@ -97,7 +109,10 @@ class LocalLauncher:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -126,8 +126,8 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     timeout = timedelta(seconds=plan.timeout_s)
     # Neither new_group nor DeviceMesh inherits the default group's timeout (they take 1800 s), so
     # the default itself is replaced for the life of this process.
-    distributed_c10d._get_default_timeout = lambda _backend: timeout
-    store = dist.FileStore(str(Path(plan.directory) / "rendezvous"), plan.world.ranks)
+    distributed_c10d._get_default_timeout = lambda backend: timeout
+    store = distributed_c10d.FileStore(str(Path(plan.directory) / "rendezvous"), plan.world.ranks)
     store.set_timeout(timeout)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
@@ -171,7 +171,7 @@ def _flush() -> None:
 
 
 def leave(status: int) -> None:
-    """End a forked rank as `multiprocessing` ends its children: its own clean-up, not the parent's."""
+    """End a forked rank as `multiprocessing` ends its children: without the parent's clean-up."""
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     _flush()
     os._exit(status)

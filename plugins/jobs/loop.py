@@ -52,9 +52,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     preemption = _Preemption()
     job = load_job(settings.job, settings.params)
     state = job.build(context)
-    described = run_manifest.describe(
-        job=job, context_facts=_facts(context, settings), state=state
-    )
+    described = run_manifest.describe(job=job, context_facts=_facts(context, settings), state=state)
     store = CheckpointStore(
         context.store,
         keep_last=settings.keep_last,

@@ -13,6 +13,7 @@ import importlib
 from pathlib import Path
 
 import torch
+
 from seatrial.recovery.errors import RecoveryError
 
 _DEFAULT_MODULE = "pydoc_data.topics"
