@@ -211,9 +211,9 @@ def _decode_tensor(dtype: str, shape: list[int], raw: bytes) -> torch.Tensor:
 
     kind: torch.dtype = getattr(torch, dtype)
     _check_size(len(raw), shape, kind.itemsize)
-    if not raw:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(kind).reshape(shape)
+    # frombuffer refuses an empty buffer.
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
+    return flat.view(kind).reshape(shape)
 
 
 def _check_size(length_bytes: int, shape: list[int], itemsize: int) -> None:
