@@ -1,1 +1,1 @@
-"""."""
+"""Where others plug in: the pytest plugin and the jobs that it puts on trial."""

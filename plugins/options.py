@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from seatrial.chaos.errors import UsageError
+from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.launch.launcher import METHODS
 from seatrial.chaos.launch.plan import Workload, World
-from seatrial.chaos.trial import Experiment
 from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.chaos.schedule import Schedule
-from seatrial.chaos.trial import Session, Trial
+from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.verdict import Verdict
 
 from .options import ChaosOptions, as_arguments, crippled, experiment, override
@@ -99,7 +99,7 @@ class TrialRunner:
             attempts=judgement.attempts,
             steps_lost=judgement.steps_lost,
             recovery_s=judgement.recovery_s,
-            total_s=trial.total_s,
+            total_s=trial.run.total_s,
         )
         node.user_properties += [
             ("chaos_fault", row.fault if planned.omit else str(planned.schedule)),

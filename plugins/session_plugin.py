@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from seatrial.chaos.errors import UsageError
-from seatrial.chaos.trial import Session
+from seatrial.chaos.session import Session
 
 from .items import Preflight, TrialItem
 from .options import ChaosOptions, experiment, read_options

@@ -67,7 +67,7 @@ def capture_rng(
     if numpy is not None:
         streams["numpy"] = _capture_numpy()
     streams["torch"] = {"state": _tensor_bytes(torch.get_rng_state())}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         streams["cuda"] = {"state": _tensor_bytes(torch.cuda.get_rng_state())}
     for name, generator in (generators or {}).items():
         streams[name] = {"state": _tensor_bytes(generator.get_state())}
@@ -91,7 +91,7 @@ def restore_rng(
     present = [*capture_rng(generators=named)]
     # A checkpoint of a GPU run holds a CUDA state, and this process may not have used CUDA yet.
     if "cuda" in saved and "cuda" not in present and torch.cuda.is_available():
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
         present.append("cuda")
     # Without a GPU there is nothing that could draw from the CUDA stream.
     unknown = set(saved) - set(present) - {"cuda"}

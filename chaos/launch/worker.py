@@ -127,7 +127,9 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     # Neither new_group nor DeviceMesh inherits the default group's timeout (they take 1800 s), so
     # the default itself is replaced for the life of this process.
     distributed_c10d._get_default_timeout = lambda backend: timeout
-    store = distributed_c10d.FileStore(str(Path(plan.directory) / "rendezvous"), plan.world.ranks)
+    store = dist.FileStore(  # type: ignore[attr-defined]
+        str(Path(plan.directory) / "rendezvous"), plan.world.ranks
+    )
     store.set_timeout(timeout)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout

@@ -1,1 +1,1 @@
-"""."""
+"""Training programs that can be put on trial; see `seatrial.plugins.jobs.protocol`."""

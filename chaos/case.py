@@ -1,0 +1,70 @@
+"""The evidence on which a run is judged, and what a check may find in it.
+
+Torch-free values; `seatrial.chaos.checks` looks at them, `seatrial.chaos.verdict` decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from .run import Run
+from .schedule import Schedule
+from .trajectory import Trajectory
+
+
+class Verdict(StrEnum):
+    """How a trial ended; see DESIGN's words in ``docs/verdicts.md``."""
+
+    RECOVERED = "RECOVERED"
+    STOPPED = "STOPPED"
+    DIVERGED = "DIVERGED"
+    LOST_WORK = "LOST_WORK"
+    TORN = "TORN"
+    CORRUPTION_UNDETECTED = "CORRUPTION_UNDETECTED"
+    HUNG = "HUNG"
+    UNRECOVERABLE = "UNRECOVERABLE"
+    LEAKED = "LEAKED"
+    NOT_EXERCISED = "NOT_EXERCISED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Why a run did not recover."""
+
+    verdict: Verdict
+    reason: str
+    component: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """The evidence: a run, what was meant to happen to it, and the reference."""
+
+    reference: Trajectory
+    run: Run
+    trajectory: Trajectory
+    schedule: Schedule
+    checkpoint_interval: int
+    expected_steps: range
+
+    @property
+    def damaged_steps(self) -> set[int]:
+        """Steps whose checkpoint the schedule damaged."""
+        return {
+            int(str(record["step"]))
+            for _, _, trace in self.run.traces()
+            for record in trace
+            if record["kind"] == "damage"
+        }
+
+    def steps_lost(self) -> list[int]:
+        """For each attempt but the last, how many completed steps the next one had to repeat."""
+        lost = []
+        for before, after in pairwise(self.run.attempts):
+            beginning = self.trajectory.beginning(after.number)
+            resumed = (beginning.restored or 0) if beginning else before.store.newest_valid or 0
+            lost.append(max(0, self.trajectory.reached[before.number] - resumed))
+        return lost

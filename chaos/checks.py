@@ -1,0 +1,227 @@
+"""What can be wrong with a run: one function per question, each yielding what it finds.
+
+Guarantees: every check looks only at evidence that is there; what is missing is a finding, not a
+pass. The order of `CHECKS` puts causes before their consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from seatrial.recovery.compare import Combined, Difference, first_difference
+
+from .case import Case, Finding, Verdict
+from .diagnosis import likely_cause
+from .effects import ineffective_strikes
+from .fault import DAMAGE
+from .run import Attempt
+from .samples import sample_faults
+from .trajectory import Beginning, Step
+
+
+def was_exercised(case: Case) -> Iterator[Finding]:
+    for reason in ineffective_strikes(case.run, case.schedule):
+        yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
+
+
+def is_explained(case: Case) -> Iterator[Finding]:
+    """Every attempt that did not complete must have been struck in that attempt."""
+    struck = {strike.attempt for strike in case.run.strikes() if strike.action not in DAMAGE}
+    for attempt in case.run.attempts:
+        if attempt.ending != "completed" and attempt.number not in struck:
+            hung = attempt.ending == "hung"
+            yield Finding(
+                verdict=Verdict.HUNG if hung else Verdict.UNRECOVERABLE,
+                reason=f"attempt {attempt.number} failed though no fault struck in it: "
+                f"{attempt.cause}{_said(attempt)}",
+            )
+
+
+def _said(attempt: Attempt) -> str:
+    lines = attempt.output.splitlines()
+    return f" (last output: {lines[-1].strip()})" if lines else ""
+
+
+def store_is_whole(case: Case) -> Iterator[Finding]:
+    """What was published, and not damaged by the schedule, must be valid after every attempt."""
+    for attempt in case.run.attempts:
+        for step, why in sorted(attempt.store.damaged.items()):
+            if step not in case.damaged_steps:
+                yield Finding(
+                    verdict=Verdict.TORN,
+                    reason=f"after attempt {attempt.number} the published checkpoint of step "
+                    f"{step} is damaged, and no fault damaged it: {why}",
+                    step=step,
+                )
+
+
+def acknowledged_is_kept(case: Case) -> Iterator[Finding]:
+    """The newest acknowledged checkpoint must still be there when its attempt is over."""
+    for attempt in case.run.attempts:
+        acknowledged = case.trajectory.published[attempt.number] - case.damaged_steps
+        newest = max(acknowledged, default=None)
+        if newest is not None and newest > (attempt.store.newest_valid or 0):
+            yield Finding(
+                verdict=Verdict.TORN,
+                reason=f"attempt {attempt.number} acknowledged the checkpoint of step {newest}, "
+                f"but the store's newest valid one is {attempt.store.newest_valid}",
+                step=newest,
+            )
+
+
+def resumed_from_newest(case: Case) -> Iterator[Finding]:
+    for before, after in pairwise(case.run.attempts):
+        beginning = case.trajectory.beginning(after.number)
+        if beginning is None:
+            continue
+        newest, restored = before.store.newest_valid, beginning.restored
+        where = f"attempt {after.number} resumed from step {restored}"
+        if restored is not None and restored in before.store.damaged:
+            yield Finding(
+                verdict=Verdict.CORRUPTION_UNDETECTED,
+                reason=f"{where}, whose checkpoint is damaged: {before.store.damaged[restored]}",
+                step=restored,
+            )
+        elif (restored or 0) < (newest or 0):
+            yield Finding(
+                verdict=Verdict.LOST_WORK,
+                reason=f"{where}, though the checkpoint of step {newest} was valid",
+                step=restored,
+            )
+        elif (restored or 0) > (newest or 0):
+            yield Finding(
+                verdict=Verdict.TORN,
+                reason=f"{where}, which was never published; the newest valid was {newest}",
+                step=restored,
+            )
+
+
+def states_are_equal(case: Case) -> Iterator[Finding]:
+    expected = {step.number: step for step in case.reference.steps}
+    fresh = case.reference.beginnings[0]
+    for beginning in case.trajectory.beginnings:
+        if beginning.restored is None:
+            yield from _compare_beginning(beginning, fresh.state, "right after the start")
+        elif beginning.restored in expected:
+            where = f"right after the restore of step {beginning.restored}"
+            yield from _compare_beginning(beginning, expected[beginning.restored].state, where)
+        else:
+            yield Finding(
+                verdict=Verdict.DIVERGED,
+                reason=f"attempt {beginning.attempt} resumed from step {beginning.restored}, "
+                "which the reference never reached",
+            )
+        for step in case.trajectory.of_attempt(beginning.attempt):
+            yield from _compare_step(step, expected.get(step.number))
+
+
+def _compare_beginning(beginning: Beginning, expected: Combined, where: str) -> Iterator[Finding]:
+    difference = first_difference(expected, beginning.state)
+    if difference is not None:
+        yield _diverged(difference, f"attempt {beginning.attempt}, {where}", beginning.restored)
+
+
+def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
+    where = f"attempt {step.attempt}, step {step.number}"
+    if expected is None:
+        reason = f"{where}: the reference has no such step"
+        yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=step.number)
+        return
+    for rank, (ours, theirs) in enumerate(zip(step.outputs, expected.outputs, strict=True)):
+        for name in theirs:
+            if ours.get(name) != theirs[name]:
+                yield Finding(
+                    verdict=Verdict.DIVERGED,
+                    reason=f"{where}: the {name} of rank {rank} differs from the reference "
+                    f"({ours.get(name)} instead of {theirs[name]})",
+                    component="outputs",
+                    step=step.number,
+                )
+    difference = first_difference(expected.state, step.state)
+    if difference is not None:
+        yield _diverged(difference, where, step.number)
+
+
+def _diverged(difference: Difference, where: str, step: int | None) -> Finding:
+    cause = likely_cause(difference)
+    return Finding(
+        verdict=Verdict.DIVERGED,
+        reason=f"{where}: {difference}{f'; {cause}' if cause else ''}",
+        component=difference.component,
+        step=step,
+    )
+
+
+def ended_well(case: Case) -> Iterator[Finding]:
+    if case.run.completed:
+        return
+    last = case.run.attempts[-1]
+    after = f"after {len(case.run.attempts)} attempt(s)"
+    if last.ending == "hung":
+        yield Finding(verdict=Verdict.HUNG, reason=f"gave up {after}: {last.cause}")
+    elif last.store.newest_valid is None and any(case.trajectory.published.values()):
+        yield Finding(
+            verdict=Verdict.UNRECOVERABLE,
+            reason=f"gave up {after}, no valid checkpoint is left: {last.cause}",
+        )
+    else:
+        kept = last.store.newest_valid
+        yield Finding(
+            verdict=Verdict.STOPPED,
+            reason=f"gave up {after}: {last.cause}; the checkpoint of step {kept} is valid",
+        )
+
+
+def every_step_was_compared(case: Case) -> Iterator[Finding]:
+    numbers = [step.number for step in case.trajectory.lineage()]
+    expected = list(case.expected_steps)
+    if numbers != expected:
+        yield Finding(
+            verdict=Verdict.UNRECOVERABLE,
+            reason=f"the surviving lineage has the steps {numbers} instead of {expected}",
+        )
+
+
+def samples_are_used_once(case: Case) -> Iterator[Finding]:
+    for reason in sample_faults(case.trajectory):
+        yield Finding(verdict=Verdict.DIVERGED, reason=reason, component="sampler")
+
+
+def no_more_lost_than_allowed(case: Case) -> Iterator[Finding]:
+    generations = 1 + len(case.damaged_steps)
+    allowed = case.checkpoint_interval * generations
+    for attempt, lost in enumerate(case.steps_lost(), start=1):
+        if lost > allowed:
+            yield Finding(
+                verdict=Verdict.LOST_WORK,
+                reason=f"{lost} steps of attempt {attempt} had to be repeated, more than the "
+                f"{allowed} between checkpoints",
+            )
+
+
+def nothing_is_left(case: Case) -> Iterator[Finding]:
+    last = case.run.attempts[-1]
+    left = [*last.strays, *last.litter, *last.store.leftovers]
+    if left:
+        shown = ", ".join(left[:3]) + (" …" if len(left) > 3 else "")
+        yield Finding(
+            verdict=Verdict.LEAKED,
+            reason=f"the finished run left {len(left)} thing(s) behind: {shown}",
+        )
+
+
+CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    was_exercised,
+    store_is_whole,
+    acknowledged_is_kept,
+    resumed_from_newest,
+    states_are_equal,
+    is_explained,
+    ended_well,
+    every_step_was_compared,
+    samples_are_used_once,
+    no_more_lost_than_allowed,
+    nothing_is_left,
+)
+"""In the order in which a finding is preferred: causes before their consequences."""

@@ -1,0 +1,42 @@
+"""What is put on trial: a job, its world, and the size of its runs, as one value. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from .launch.plan import Workload, World
+from .schedule import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The job on trial and the size of its runs; what a reference is the reference of.
+
+    ``timeout_s`` is how long no rank may do anything; None derives it from the reference.
+    """
+
+    workload: Workload
+    world: World
+    seed: int
+    steps: int
+    checkpoint_interval: int
+    max_restarts: int = 3
+    timeout_s: float | None = None
+    launcher: str = "fork"
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            world_size=self.world.ranks,
+            ranks_per_node=self.world.ranks_per_node,
+            steps=self.steps,
+            checkpoint_interval=self.checkpoint_interval,
+        )
+
+    @property
+    def key(self) -> str:
+        """Equal for experiments that have the same reference."""
+        facts = {**asdict(self), "max_restarts": None, "timeout_s": None}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,123 @@
+"""The reference of an experiment: the same job, never interrupted, run twice and found equal.
+
+Guarantees: computed once for all processes that share a directory (a file lock, which the kernel
+drops with its holder); a failure is remembered too, so that each process says the same. Torch-free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from .diagnosis import NONDETERMINISM_CAUSES
+from .errors import NondeterministicJobError, ReferenceFailedError
+from .experiment import Experiment
+from .run import Run, load_run
+from .schedule import Schedule
+from .trajectory import Trajectory, read_trajectory
+from .verdict import Verdict, judge
+
+_FIRST_SILENCE_S = 60.0
+_SILENCE_S_MIN = 5.0
+_SILENCE_FACTOR = 20.0
+
+RunClean = Callable[[Path, Path, float], Run]
+"""Runs the job without faults: its directory, its store, its hang deadline in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The uninterrupted run. ``silence_s`` is the hang deadline that its own pace suggests."""
+
+    run: Run
+    trajectory: Trajectory
+    silence_s: float
+    store: Path
+
+
+def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) -> Reference:
+    """The reference, from ``root`` if some process has computed it, else computed now.
+
+    Raises:
+        ReferenceFailedError: the job does not finish by itself.
+        NondeterministicJobError: two uninterrupted runs differ.
+    """
+    directory = root / f"reference-{experiment.key}"
+    with _locked(directory.with_suffix(".lock")):
+        if not (directory / "silence").exists():
+            _compute(experiment, directory, run_clean)
+    run = load_run(directory / "first")
+    return Reference(
+        run=run,
+        trajectory=read_trajectory(run),
+        silence_s=float((directory / "silence").read_text()),
+        store=directory / "first-store",
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> None:
+    failure = directory / "failed"
+    if failure.exists():
+        kind, _, message = failure.read_text().partition("\n")
+        raise (NondeterministicJobError if kind == "differs" else ReferenceFailedError)(message)
+    shutil.rmtree(directory, ignore_errors=True)
+    deadline_s = experiment.timeout_s or _FIRST_SILENCE_S
+    try:
+        first, second = (
+            _finished(run_clean(directory / name, directory / f"{name}-store", deadline_s))
+            for name in ("first", "second")
+        )
+        _require_equal(experiment, first, second)
+    except (NondeterministicJobError, ReferenceFailedError) as error:
+        differs = isinstance(error, NondeterministicJobError)
+        failure.write_text(f"{'differs' if differs else 'failed'}\n{error}")
+        raise
+    shutil.rmtree(directory / "second")
+    shutil.rmtree(directory / "second-store")
+    own_pace_s = max(_SILENCE_S_MIN, _SILENCE_FACTOR * _longest_gap_s(first))
+    (directory / "silence").write_text(str(experiment.timeout_s or own_pace_s))
+
+
+def _finished(run: Run) -> Run:
+    if not run.completed:
+        last = run.attempts[-1]
+        raise ReferenceFailedError(
+            f"the job does not finish even when nothing is done to it: {last.cause}"
+            + (f"\n{last.output}" if last.output else "")
+        )
+    return run
+
+
+def _require_equal(experiment: Experiment, first: Run, second: Run) -> None:
+    judgement = judge(
+        read_trajectory(first),
+        second,
+        Schedule(),
+        checkpoint_interval=experiment.checkpoint_interval,
+        expected_steps=range(1, experiment.steps + 1),
+    )
+    if judgement.verdict is Verdict.DIVERGED:
+        raise NondeterministicJobError(
+            "two uninterrupted runs of the job differ, so no recovery can be judged: first in "
+            f"{judgement.component}, {judgement.reason}. Usual causes: "
+            f"{'; '.join(NONDETERMINISM_CAUSES)}"
+        )
+
+
+def _longest_gap_s(run: Run) -> float:
+    """The longest time in which no rank recorded anything."""
+    times = sorted(float(str(record["t"])) for _, _, trace in run.traces() for record in trace)
+    times = [run.attempts[0].launched_t, *times, run.attempts[-1].ended_t]
+    return max(after - before for before, after in pairwise(times))

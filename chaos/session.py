@@ -1,0 +1,208 @@
+"""Running trials: the session in which they share a warm launcher, a reference and a directory.
+
+Guarantees: a trial's files exist until the next one starts (so that a failure can be kept), and
+`Session.close` leaves no process and no file of this process's own. Torch-free; one thread.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seatrial.recovery.inspect import inspect_store
+
+from .errors import ChaosError
+from .experiment import Experiment
+from .launch.launcher import LocalLauncher
+from .launch.plan import Workload
+from .reference import Reference, obtain_reference
+from .run import Run, StoreState
+from .schedule import Schedule, require_possible
+from .supervisor import Assignment, Limits, Progress, supervise
+from .verdict import Judgement, Verdict, judge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial's result: what was done, how it was judged, and the run with its traces."""
+
+    schedule: Schedule
+    judgement: Judgement
+    run: Run
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.judgement.verdict
+
+    @property
+    def reason(self) -> str:
+        """The verdict in one sentence."""
+        return self.judgement.reason
+
+    @property
+    def steps_lost(self) -> int:
+        """Completed steps that had to be repeated."""
+        return self.judgement.steps_lost
+
+
+class Session:
+    """Runs trials, one at a time, in directories below ``root``.
+
+    Args:
+        root: shared by all processes of one test session.
+        owner: this process's name, unique among those that share ``root``.
+        stores: where checkpoint stores are made; below ``root`` if None.
+    """
+
+    def __init__(self, root: Path, *, owner: str, stores: Path | None = None) -> None:
+        self._root = root
+        self._own = root / owner
+        self._own_stores = None if stores is None else stores / f"seatrial-{owner}"
+        self._count = 0
+        self._launchers: dict[tuple[str, tuple[str, ...]], LocalLauncher] = {}
+        self._references: dict[str, Reference] = {}
+        root.mkdir(parents=True, exist_ok=True)
+
+    def trial(
+        self, experiment: Experiment, schedule: Schedule, *, progress: Progress | None = None
+    ) -> Trial:
+        """Run the job under ``schedule`` and judge it.
+
+        Raises:
+            UsageError: the schedule can never fire, the job fails by itself, or is not
+                deterministic.
+        """
+        require_possible(schedule, experiment.shape)
+        reference = self.reference(experiment, progress=progress)
+        directory, store = self._fresh()
+        steps = range(1, experiment.steps + 1)
+        return self._judged(experiment, schedule, reference, directory, store, steps, progress)
+
+    def control(
+        self,
+        experiment: Experiment,
+        crippled: Workload,
+        *,
+        steps: int,
+        progress: Progress | None = None,
+    ) -> Trial:
+        """Resume the reference's last checkpoint but one by ``crippled``, for ``steps`` steps.
+
+        The crippled workload is the same job with a restore that leaves something out; an honest
+        verifier calls the result DIVERGED.
+        """
+        reference = self.reference(experiment, progress=progress)
+        saved = sorted(reference.store.glob("step-*/manifest.json"))
+        if len(saved) < 2:
+            raise ChaosError("a control needs a reference with at least two checkpoints")
+        source = saved[-2].parent
+        start = int(source.name.removeprefix("step-"))
+        directory, store = self._fresh()
+        shutil.copytree(source, store / source.name)
+        subject = replace(experiment, workload=crippled, max_restarts=0)
+        after = range(start + 1, start + steps + 1)
+        return self._judged(subject, Schedule(), reference, directory, store, after, progress)
+
+    def reference(self, experiment: Experiment, *, progress: Progress | None = None) -> Reference:
+        """The reference of ``experiment``; see `seatrial.chaos.reference.obtain_reference`."""
+
+        def run_clean(directory: Path, store: Path, silence_s: float) -> Run:
+            once = replace(experiment, max_restarts=0)
+            return self._run(once, Schedule(), directory, store, silence_s, progress)
+
+        if experiment.key not in self._references:
+            found = obtain_reference(experiment, self._root, run_clean)
+            self._references[experiment.key] = found
+        return self._references[experiment.key]
+
+    def keep(self, trial: Trial, directory: Path) -> None:
+        """Copy a trial's traces, strikes, rank output and store to ``directory``."""
+        shutil.copytree(trial.run.directory, directory, dirs_exist_ok=True)
+
+    def close(self) -> None:
+        """End all processes and remove this process's directories."""
+        for launcher in self._launchers.values():
+            launcher.close()
+        self._launchers.clear()
+        self._clear()
+
+    def _judged(
+        self,
+        experiment: Experiment,
+        schedule: Schedule,
+        reference: Reference,
+        directory: Path,
+        store: Path,
+        expected_steps: range,
+        progress: Progress | None,
+    ) -> Trial:
+        run = self._run(experiment, schedule, directory, store, reference.silence_s, progress)
+        judgement = judge(
+            reference.trajectory,
+            run,
+            schedule,
+            checkpoint_interval=experiment.checkpoint_interval,
+            expected_steps=expected_steps,
+        )
+        return Trial(schedule=schedule, judgement=judgement, run=run)
+
+    def _run(
+        self,
+        experiment: Experiment,
+        schedule: Schedule,
+        directory: Path,
+        store: Path,
+        silence_s: float,
+        progress: Progress | None,
+    ) -> Run:
+        directory.mkdir(parents=True, exist_ok=True)
+        launcher = self._launcher(experiment)
+        assignment = Assignment(
+            workload=experiment.workload,
+            world=experiment.world,
+            schedule=schedule,
+            seed=experiment.seed,
+            limits=Limits(max_restarts=experiment.max_restarts, silence_s=silence_s),
+            store=store,
+            directory=directory,
+            inspect=_store_state,
+        )
+        return supervise(assignment, launcher, progress=progress, note=launcher.note)
+
+    def _launcher(self, experiment: Experiment) -> LocalLauncher:
+        key = (experiment.launcher, experiment.workload.preload)
+        if key not in self._launchers:
+            # At most one custodian with its warm torch lives at a time.
+            for other in self._launchers.values():
+                other.close()
+            method, preload = key
+            launcher = LocalLauncher(method=method, scratch=self._root, preload=preload)
+            self._launchers = {key: launcher}
+        return self._launchers[key]
+
+    def _fresh(self) -> tuple[Path, Path]:
+        """A directory for the next trial and one for its store; the last trial's are removed."""
+        self._clear()
+        self._count += 1
+        directory = self._own / f"trial{self._count}"
+        directory.mkdir(parents=True)
+        store = (self._own_stores or directory) / "store"
+        store.mkdir(parents=True)
+        return directory, store
+
+    def _clear(self) -> None:
+        for path in (self._own, self._own_stores):
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _store_state(directory: Path) -> StoreState:
+    report = inspect_store(directory)
+    published = [step for step in report.steps if step.published]
+    return StoreState(
+        valid=tuple(step.step for step in published if step.valid),
+        damaged={step.step: "; ".join(step.problems) for step in published if not step.valid},
+        quarantined=report.quarantined,
+        leftovers=report.leftovers,
+    )
