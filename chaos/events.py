@@ -69,6 +69,12 @@ class At:
     name: str
     step: int | None = None
 
+    def __post_init__(self) -> None:
+        # Whitespace and ';' are legal in a glob's brackets, but they separate words and faults.
+        if not self.events() or re.search(r"[\s;]", self.name) or (self.step or 0) < 0:
+            names = ", ".join(event.name for event in EVENTS)
+            raise FaultSyntaxError(f"at={str(self)!r} names no event; the events are {names}")
+
     @classmethod
     def parse(cls, text: str) -> At:
         """Read ``backward``, ``step:12``, ``step:12/backward`` or ``step:10/checkpoint/*``.
@@ -77,11 +83,7 @@ class At:
             FaultSyntaxError: no event has such a name.
         """
         match = _STEP.fullmatch(text)
-        at = cls(match[2] or "step", int(match[1])) if match else cls(text)
-        if not at.events():
-            names = ", ".join(event.name for event in EVENTS)
-            raise FaultSyntaxError(f"at={text!r} names no event; the events are {names}")
-        return at
+        return cls(match[2] or "step", int(match[1])) if match else cls(text)
 
     def __str__(self) -> str:
         if self.step is None:

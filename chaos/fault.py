@@ -6,6 +6,7 @@ one attempt and never looks at a clock. Does not act; `seatrial.chaos.inject` do
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -91,6 +92,13 @@ class Fault:
                 raise FaultSyntaxError(f"{self.action} does not take {option}=; it takes {takes}")
         if self.part not in PARTS:
             raise FaultSyntaxError(f"part={self.part!r}: choose one of {', '.join(PARTS)}")
+        if min(self.rank or 0, self.node or 0) < 0:
+            raise FaultSyntaxError(f"{self.whom}: ranks and nodes count from 0")
+        if self.when not in ("before", "after"):
+            raise FaultSyntaxError(f"when={self.when!r} should be 'before' or 'after'")
+        for option, seconds in (("grace", self.grace), ("resume", self.resume or 0.0)):
+            if not (seconds >= 0 and math.isfinite(seconds)):
+                raise FaultSyntaxError(f"{option}={seconds} should be a number of seconds")
         if self.nth < 1 or (self.attempt is not None and self.attempt < 1):
             raise FaultSyntaxError("nth= and attempt= count from 1")
         if not 1 <= self.code <= 255:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import FaultSyntaxError, ImpossibleFaultError
+from .events import At
 from .fault import DAMAGE, Fault
 
 _SEED = re.compile(r"seed=(\d+)")
@@ -22,6 +23,10 @@ class Schedule:
 
     faults: tuple[Fault, ...] = ()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise FaultSyntaxError(f"seed={self.seed}: a seed is 0 or more")
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -102,10 +107,39 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
                 f"no checkpoint is saved at step {step}, "
                 f"only every {shape.checkpoint_interval} steps and at the end"
             )
-    first_attempt = fault.attempt in (None, 1)
-    others = [other for other in faults if other is not fault and other.action not in DAMAGE]
-    if stages == {"restore"} and (not others or fault.attempt == 1):
-        return "nothing is restored unless another fault ends an attempt first"
-    if not first_attempt and not others:
-        return f"there is no attempt {fault.attempt} unless another fault ends an attempt first"
+    at_most = _occurrences(fault.at, shape)
+    if at_most is not None and fault.nth > at_most:
+        return f"{fault.at} happens at most {at_most} time{'s' * (at_most > 1)} in an attempt"
+    return _unreached(fault, faults)
+
+
+def _occurrences(at: At, shape: Shape) -> int | None:
+    """How often a rank reaches the event in one attempt, where that does not depend on the job."""
+    if at.name in ("start", "exit"):
+        return 1
+    if at.name == "step":
+        return shape.steps if at.step is None else 1
     return None
+
+
+def _unreached(fault: Fault, faults: Iterable[Fault]) -> str | None:
+    """Why the attempt that the fault waits for never begins: nothing ends one before it."""
+    restores = _only_in_restore(fault)
+    if not restores and fault.attempt in (None, 1):
+        return None
+    if restores and fault.attempt == 1:
+        return "nothing is restored in the first attempt"
+    if any(
+        other.action not in DAMAGE and other.attempt in (None, 1) and not _only_in_restore(other)
+        for other in faults
+        if other is not fault
+    ):
+        return None
+    first = "unless another fault ends an attempt first"
+    if restores:
+        return f"nothing is restored {first}"
+    return f"there is no attempt {fault.attempt} {first}"
+
+
+def _only_in_restore(fault: Fault) -> bool:
+    return all(event.stage == "restore" for event in fault.at.events())

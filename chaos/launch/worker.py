@@ -13,6 +13,7 @@ import multiprocessing.util
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,7 +49,7 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
     trace.record("process", pid=os.getpid(), attempt=plan.attempt, rank=rank)
     try:
         _run(plan, rank, trace)
-        trace.record("ended", status=0)
+        trace.record("ended", status=0, cpu_s=time.process_time())
         return 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 1 if leaving.code else 0
