@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .inspect import StoreReport, inspect_store
     from .manifest import Manifest
-    from .probe import around, listen, probe
+    from .probe import around, listen
     from .state import TrainingState
     from .store import CheckpointInfo, CheckpointStore, Restored
     from .topology import Topology
@@ -28,7 +28,6 @@ __all__ = [
     "around",
     "inspect_store",
     "listen",
-    "probe",
 ]
 
 _MODULES = {

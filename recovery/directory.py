@@ -106,7 +106,8 @@ class CheckpointDirectory:
 
     def leftovers(self) -> list[Path]:
         """Everything that no published manifest names: what dead attempts left behind."""
-        found = [self.root / n for n in _names(self.root) if n.startswith((TRASH_PREFIX, ".probe."))]
+        names = _names(self.root)
+        found = [self.root / n for n in names if n.startswith((TRASH_PREFIX, ".probe."))]
         for step in self.steps():
             directory = self.step(step)
             if self.is_published(step):

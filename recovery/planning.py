@@ -2,7 +2,7 @@
 
 Guarantees: all ranks save the same step, or none writes anything; every distinct part of every
 tensor is written by exactly one rank. A layout is sent and decided anew only when it changed on
-some rank: otherwise the messages are a few dozen bytes. After any failure everything is sent again.
+some rank: otherwise the messages are a few dozen bytes. A rank that failed sends its own again.
 
 Does not: touch the file system. Called by `seatrial.recovery.saving`.
 """
@@ -34,15 +34,15 @@ class Planner:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self.forget()
-
-    def forget(self) -> None:
-        """Send everything again in the next save."""
         self._acknowledged: str | None = None
         self._chosen: list[int] = []
         # The coordinator's side: each rank's layout and its digest, and the indices it writes.
         self._layouts: dict[int, tuple[str, list[Region]]] = {}
         self._indices: list[list[int]] = []
+
+    def forget(self) -> None:
+        """Send this rank's layout again in the next save."""
+        self._acknowledged = None
 
     def plan(
         self,

@@ -121,8 +121,10 @@ class _Save:
         if self._exchange.is_coordinator:
             outcome, error = self._commit(round_, assignment)
             cause = cause or error
+        outcome, error = self._acknowledge(round_, outcome, assignment.attempt)
+        cause = cause or error
         try:
-            content = decode(self._acknowledge(round_, outcome, assignment.attempt))
+            content = decode(outcome)
         except RanksFailed as failed:
             raise failed from cause
         if cause is not None:
@@ -268,22 +270,22 @@ class _Save:
             )
         return encode_failures({COORDINATOR: failure})
 
-    def _acknowledge(self, round_: Round, outcome: bytes, attempt: str) -> bytes:
-        """Announce the outcome, or receive it."""
-        announced = False
+    def _acknowledge(
+        self, round_: Round, outcome: bytes, attempt: str
+    ) -> tuple[bytes, Exception | None]:
+        """Announce the outcome, or receive it; also what this rank itself failed with."""
+        received: bytes | None = None
         try:
             with around("checkpoint/acknowledge", step=self._step):
                 if self._exchange.is_coordinator:
                     round_.announce("commit", outcome)
-                    announced = True
-                return round_.receive("commit")
+                received = round_.receive("commit")
         except CheckpointError:
             raise
         except Exception as error:
-            if self._exchange.is_coordinator and not announced:
-                outcome = self._failure(error, attempt) if outcome[:1] == b"+" else outcome
+            if received is None and self._exchange.is_coordinator:
+                if outcome[:1] == b"+":
+                    outcome = self._failure(error, attempt)
                 round_.announce("commit", outcome)
-            raise SaveError(
-                f"step {self._step}: rank {self._rank} failed while it was acknowledged: "
-                f"{Failure.of(error)}"
-            ) from error
+            return received or round_.receive("commit"), error
+        return received, None

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore
 
-from seatrial.recovery import probe
 from seatrial.recovery.checkpointable import TensorFacts
 from seatrial.recovery.exchange import Exchange, StoreExchange
+from seatrial.recovery.probe import listen
 
 
 @dataclass
@@ -89,12 +90,12 @@ def same_tensors() -> Callable[[PlainState, PlainState], bool]:
     return same
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_threads() -> Callable[..., list[Any]]:
     """``run_threads(world, work)``: ``work(rank, exchange)`` on each; results or exceptions."""
 
     def run(world: int, work: Callable[[int, Exchange], object], timeout_s: float = 60) -> Any:
-        store = dist.HashStore()
+        store = HashStore()
         results: list[object] = [None] * world
 
         def body(rank: int) -> None:
@@ -172,7 +173,7 @@ def _fork(
 
 
 def _exchange(rank: int, world: int, base: Path, process_group: bool) -> Exchange:
-    store = dist.FileStore(str(base / "store"), world)
+    store = FileStore(str(base / "store"), world)
     if process_group:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         return Exchange.from_process_group(timeout_s=60)
@@ -197,6 +198,6 @@ def _wait(pids: list[int]) -> list[int]:
 def announcements() -> Any:
     """A list of (event, edge, facts) of everything announced while the test runs."""
     seen: list[tuple[str, str, dict[str, object]]] = []
-    stop = probe.listen(lambda event, edge, facts: seen.append((event, edge, facts)))
+    stop = listen(lambda event, edge, facts: seen.append((event, edge, facts)))
     yield seen
     stop()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from seatrial.recovery import exchange as module
 from seatrial.recovery.errors import CheckpointError
@@ -87,7 +87,7 @@ def test_a_late_message_of_one_round_is_not_taken_for_the_next(
 
 
 def test_the_store_does_not_grow() -> None:
-    store = dist.HashStore()
+    store = HashStore()
     zero, one = (
         StoreExchange(store, rank=rank, world_size=2, timeout_s=5, prefix="p") for rank in (0, 1)
     )
