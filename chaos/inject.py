@@ -63,9 +63,11 @@ class Injector:
         if isinstance(step, int):
             self._step = step
         self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
-        for index, fault in enumerate(self._schedule.faults):
-            if self._is_due(index, fault, event, edge):
-                self._strike(index, fault, event, edge)
+        # All count before one strikes: the strike may raise.
+        faults = enumerate(self._schedule.faults)
+        due = [(index, fault) for index, fault in faults if self._is_due(index, fault, event, edge)]
+        for index, fault in due:
+            self._strike(index, fault, event, edge)
 
     def _is_due(self, index: int, fault: Fault, event: str, edge: str) -> bool:
         if fault.when != edge or self._position.rank not in self._targets[index]:
