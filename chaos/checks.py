@@ -6,10 +6,10 @@ pass. The order of `CHECKS` puts causes before their consequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from seatrial.recovery.compare import Combined, Difference, first_difference
+from seatrial.recovery.compare import Difference, first_difference
 
 from .case import Case, Finding, Verdict
 from .diagnosis import likely_cause
@@ -17,6 +17,7 @@ from .effects import ineffective_strikes
 from .fault import DAMAGE
 from .run import Attempt
 from .samples import sample_faults
+from .supervisor import PREEMPTED
 from .trajectory import Beginning, Step
 
 
@@ -26,8 +27,12 @@ def was_exercised(case: Case) -> Iterator[Finding]:
 
 
 def is_explained(case: Case) -> Iterator[Finding]:
-    """Every attempt that did not complete must have been struck in that attempt."""
-    struck = {strike.attempt for strike in case.run.strikes() if strike.action not in DAMAGE}
+    """Every attempt that did not complete must have been struck by what ends an attempt."""
+    struck = {
+        strike.attempt
+        for strike in case.run.strikes()
+        if strike.action not in DAMAGE and strike.resume is None
+    }
     for attempt in case.run.attempts:
         if attempt.ending != "completed" and attempt.number not in struck:
             hung = attempt.ending == "hung"
@@ -98,28 +103,40 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
 
 
 def states_are_equal(case: Case) -> Iterator[Finding]:
+    """Where each attempt began, then each of its steps, bitwise against the reference."""
     expected = {step.number: step for step in case.reference.steps}
-    fresh = case.reference.beginnings[0]
-    for beginning in case.trajectory.beginnings:
-        if beginning.restored is None:
-            yield from _compare_beginning(beginning, fresh.state, "right after the start")
-        elif beginning.restored in expected:
-            where = f"right after the restore of step {beginning.restored}"
-            yield from _compare_beginning(beginning, expected[beginning.restored].state, where)
-        else:
+    for attempt in case.run.attempts:
+        beginning = case.trajectory.beginning(attempt.number)
+        steps = case.trajectory.of_attempt(attempt.number)
+        if beginning is not None:
+            yield from _compare_beginning(case, beginning, expected)
+        elif steps or attempt.ending == "completed":
             yield Finding(
-                verdict=Verdict.DIVERGED,
-                reason=f"attempt {beginning.attempt} resumed from step {beginning.restored}, "
-                "which the reference never reached",
+                verdict=Verdict.UNRECOVERABLE,
+                reason=f"attempt {attempt.number} ran, but not every rank recorded from which "
+                "state it began",
             )
-        for step in case.trajectory.of_attempt(beginning.attempt):
+        for step in steps:
             yield from _compare_step(step, expected.get(step.number))
 
 
-def _compare_beginning(beginning: Beginning, expected: Combined, where: str) -> Iterator[Finding]:
-    difference = first_difference(expected, beginning.state)
+def _compare_beginning(
+    case: Case, beginning: Beginning, expected: Mapping[int, Step]
+) -> Iterator[Finding]:
+    restored = beginning.restored
+    where = f"attempt {beginning.attempt}"
+    if restored is None:
+        state, where = case.reference.beginnings[0].state, f"{where}, right after the start"
+    elif restored in expected:
+        state = expected[restored].state
+        where = f"{where}, right after the restore of step {restored}"
+    else:
+        reason = f"{where} resumed from step {restored}, which the reference never reached"
+        yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=restored)
+        return
+    difference = first_difference(state, beginning.state)
     if difference is not None:
-        yield _diverged(difference, f"attempt {beginning.attempt}, {where}", beginning.restored)
+        yield _diverged(difference, where, restored)
 
 
 def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
@@ -128,6 +145,9 @@ def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
         reason = f"{where}: the reference has no such step"
         yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=step.number)
         return
+    difference = first_difference(expected.state, step.state)
+    if difference is not None:
+        yield _diverged(difference, where, step.number)
     for rank, (ours, theirs) in enumerate(zip(step.outputs, expected.outputs, strict=True)):
         for name in theirs:
             if ours.get(name) != theirs[name]:
@@ -138,9 +158,6 @@ def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
                     component="outputs",
                     step=step.number,
                 )
-    difference = first_difference(expected.state, step.state)
-    if difference is not None:
-        yield _diverged(difference, where, step.number)
 
 
 def _diverged(difference: Difference, where: str, step: int | None) -> Finding:
@@ -191,12 +208,18 @@ def samples_are_used_once(case: Case) -> Iterator[Finding]:
 def no_more_lost_than_allowed(case: Case) -> Iterator[Finding]:
     generations = 1 + len(case.damaged_steps)
     allowed = case.checkpoint_interval * generations
-    for attempt, lost in enumerate(case.steps_lost(), start=1):
+    for attempt, lost in zip(case.run.attempts, case.steps_lost(), strict=False):
         if lost > allowed:
             yield Finding(
                 verdict=Verdict.LOST_WORK,
-                reason=f"{lost} steps of attempt {attempt} had to be repeated, more than the "
-                f"{allowed} between checkpoints",
+                reason=f"{lost} steps of attempt {attempt.number} had to be repeated, more than "
+                f"the {allowed} between checkpoints",
+            )
+        elif lost and set(attempt.exits.values()) == {PREEMPTED}:
+            yield Finding(
+                verdict=Verdict.LOST_WORK,
+                reason=f"attempt {attempt.number} was preempted and said that it had saved, but "
+                f"{lost} steps had to be repeated",
             )
 
 

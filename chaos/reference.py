@@ -23,8 +23,9 @@ from .trajectory import Trajectory, read_trajectory
 from .verdict import Verdict, judge
 
 _FIRST_SILENCE_S = 60.0
-_SILENCE_S_MIN = 5.0
-_SILENCE_FACTOR = 20.0
+_SILENCE_S_MIN = 30.0  # a busy disk holds an fsync for seconds, and that is no hang
+_STOPPED_S_MIN = 3.0
+_FACTOR = 20.0
 
 RunClean = Callable[[Path, Path, float], Run]
 """Runs the job without faults: its directory, its store, its hang deadline in seconds."""
@@ -32,11 +33,13 @@ RunClean = Callable[[Path, Path, float], Run]
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The uninterrupted run. ``silence_s`` is the hang deadline that its own pace suggests."""
+    """The uninterrupted run. ``silence_s`` is the hang deadline that its own pace suggests,
+    ``stopped_silence_s`` the one after a rank has been stopped; see `supervisor.Limits`."""
 
     run: Run
     trajectory: Trajectory
     silence_s: float
+    stopped_silence_s: float
     store: Path
 
 
@@ -49,13 +52,15 @@ def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) ->
     """
     directory = root / f"reference-{experiment.key}"
     with _locked(directory.with_suffix(".lock")):
-        if not (directory / "silence").exists():
+        if not (directory / "pace").exists():
             _compute(experiment, directory, run_clean)
     run = load_run(directory / "first")
+    pace_s = _FACTOR * float((directory / "pace").read_text())
     return Reference(
         run=run,
         trajectory=read_trajectory(run),
-        silence_s=float((directory / "silence").read_text()),
+        silence_s=experiment.timeout_s or max(_SILENCE_S_MIN, pace_s),
+        stopped_silence_s=experiment.timeout_s or max(_STOPPED_S_MIN, pace_s),
         store=directory / "first-store",
     )
 
@@ -86,8 +91,7 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
         raise
     shutil.rmtree(directory / "second")
     shutil.rmtree(directory / "second-store")
-    own_pace_s = max(_SILENCE_S_MIN, _SILENCE_FACTOR * _longest_gap_s(first))
-    (directory / "silence").write_text(str(experiment.timeout_s or own_pace_s))
+    (directory / "pace").write_text(str(_longest_gap_s(first)))
 
 
 def _finished(run: Run) -> Run:

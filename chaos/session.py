@@ -108,8 +108,8 @@ class Session:
         """The reference of ``experiment``; see `seatrial.chaos.reference.obtain_reference`."""
 
         def run_clean(directory: Path, store: Path, silence_s: float) -> Run:
-            once = replace(experiment, max_restarts=0)
-            return self._run(once, Schedule(), directory, store, silence_s, progress)
+            limits = Limits(max_restarts=0, silence_s=silence_s, stopped_silence_s=silence_s)
+            return self._run(experiment, Schedule(), directory, store, limits, progress)
 
         if experiment.key not in self._references:
             found = obtain_reference(experiment, self._root, run_clean)
@@ -137,7 +137,12 @@ class Session:
         expected_steps: range,
         progress: Progress | None,
     ) -> Trial:
-        run = self._run(experiment, schedule, directory, store, reference.silence_s, progress)
+        limits = Limits(
+            max_restarts=experiment.max_restarts,
+            silence_s=reference.silence_s,
+            stopped_silence_s=reference.stopped_silence_s,
+        )
+        run = self._run(experiment, schedule, directory, store, limits, progress)
         judgement = judge(
             reference.trajectory,
             run,
@@ -153,7 +158,7 @@ class Session:
         schedule: Schedule,
         directory: Path,
         store: Path,
-        silence_s: float,
+        limits: Limits,
         progress: Progress | None,
     ) -> Run:
         directory.mkdir(parents=True, exist_ok=True)
@@ -163,7 +168,7 @@ class Session:
             world=experiment.world,
             schedule=schedule,
             seed=experiment.seed,
-            limits=Limits(max_restarts=experiment.max_restarts, silence_s=silence_s),
+            limits=limits,
             store=store,
             directory=directory,
             inspect=_store_state,
@@ -177,7 +182,8 @@ class Session:
             for other in self._launchers.values():
                 other.close()
             method, preload = key
-            launcher = LocalLauncher(method=method, scratch=self._root, preload=preload)
+            scratch = (self._root, *([self._own_stores] if self._own_stores else []))
+            launcher = LocalLauncher(method=method, scratch=scratch, preload=preload)
             self._launchers = {key: launcher}
         return self._launchers[key]
 

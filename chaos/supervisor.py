@@ -43,10 +43,14 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """When to give up: on an attempt after ``silence_s`` without any event, on the run after
-    ``max_restarts`` further attempts, on either when ``total_s`` is over."""
+    ``max_restarts`` further attempts, on either when ``total_s`` is over.
+
+    Once a ``stop`` fault has struck, a hang is what must follow; ``stopped_silence_s`` is enough.
+    """
 
     max_restarts: int
     silence_s: float
+    stopped_silence_s: float
     total_s: float = 3600.0
 
 
@@ -159,7 +163,7 @@ class _Watch:
     ) -> None:
         self._plan = plan
         self._launcher = launcher
-        self._silence_s = limits.silence_s
+        self._limits = limits
         self._progress = progress
         self._ledger = Ledger(Path(plan.run_directory) / "strikes")
         self._traces = [plan.trace_file(rank) for rank in range(plan.world.ranks)]
@@ -201,7 +205,11 @@ class _Watch:
                 step = record.get("step")
                 self._progress(self._plan.attempt, step if isinstance(step, int) else 0)
         self._silent_for = now - self._heard
-        return self._silent_for > (self._silence_s if all(sizes) else _START_S)
+        return self._silent_for > (self._patience_s() if all(sizes) else _START_S)
+
+    def _patience_s(self) -> float:
+        stopped = any(each.action == "stop" and each.resume is None for each in self._strikes())
+        return self._limits.stopped_silence_s if stopped else self._limits.silence_s
 
     def _send_due_signals(self) -> None:
         now = time.monotonic()

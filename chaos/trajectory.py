@@ -119,7 +119,7 @@ def _beginning(attempt: int, records: list[Any]) -> Beginning:
         source=first["source"],
         damaged=tuple((step, reason) for step, reason in first["damaged"]),
         notes=tuple(note for record in records for note in record["notes"]),
-        state=combine([record["fingerprint"] for record in records]),
+        state=combine([record["fingerprint"] for record in records], world_size=len(records)),
         samples_per_epoch=first["samples_per_epoch"],
         t=max(record["t"] for record in records),
     )
@@ -129,7 +129,7 @@ def _step(number: int, attempt: int, records: list[Any]) -> Step:
     return Step(
         number=number,
         attempt=attempt,
-        state=combine([record["fingerprint"] for record in records]),
+        state=combine([record["fingerprint"] for record in records], world_size=len(records)),
         outputs=tuple(record["outputs"] for record in records),
         t=max(record["t"] for record in records),
     )

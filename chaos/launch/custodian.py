@@ -190,13 +190,13 @@ def _torchrun_exits(plan: AttemptPlan, agent_status: int) -> dict[int, int]:
 
 
 def main() -> None:
-    """``python -m seatrial.chaos.launch.custodian SOCKET SCRATCH``"""
+    """``python -m seatrial.chaos.launch.custodian SOCKET SCRATCH…``"""
     # Ends with its supervisor, not before. Handlers rather than SIG_IGN, which an exec inherits.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: None)
     adopt_orphans()
     control = socket.socket(fileno=int(sys.argv[1]))
-    scratch = Path(sys.argv[2])
+    scratch = sys.argv[2:]
     supervisor = os.getppid()
     try:
         with contextlib.suppress(ConnectionError):
@@ -204,7 +204,8 @@ def main() -> None:
     finally:
         kill_descendants(os.getpid())
         if os.getppid() != supervisor:
-            shutil.rmtree(scratch, ignore_errors=True)
+            for directory in scratch:
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -72,11 +73,14 @@ class LocalLauncher:
     Args:
         method: ``fork`` (from a warm parent; spawns if the parent must not be forked and says so
             in `note`), ``spawn`` or ``torchrun``.
-        scratch: the directory that the custodian removes if this process disappears.
+        scratch: directories that the custodian removes if this process disappears; the first
+            also takes what libraries cache.
         preload: modules that the warm parent imports.
     """
 
-    def __init__(self, *, method: str, scratch: Path, preload: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *, method: str, scratch: Sequence[Path], preload: tuple[str, ...] = ()
+    ) -> None:
         if not sys.platform.startswith("linux"):
             raise UsageError(f"seatrial launches ranks on Linux only, not on {sys.platform}")
         if method not in METHODS:
@@ -92,12 +96,13 @@ class LocalLauncher:
                 [
                     sys.executable,
                     *("-m", "seatrial.chaos.launch.custodian"),
-                    *(str(theirs.fileno()), str(scratch)),
+                    str(theirs.fileno()),
+                    *map(str, scratch),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=_environment(scratch),
+                env=_environment(scratch[0]),
             )
         if method == "fork":
             reason = self._ask(do="warm", modules=" ".join(preload))["unsafe"]
