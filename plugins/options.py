@@ -7,6 +7,7 @@ wrong without starting a process is a `UsageError` of one sentence. Torch-free.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -94,6 +95,8 @@ def override(options: ChaosOptions, changes: Mapping[str, object]) -> ChaosOptio
 
 
 def _check(options: ChaosOptions) -> None:
+    if not sys.platform.startswith("linux"):
+        raise UsageError(f"seatrial launches ranks on Linux only, not on {sys.platform}")
     check_job_name(options.job)
     if options.launcher not in METHODS:
         raise UsageError(

@@ -81,8 +81,6 @@ class LocalLauncher:
     def __init__(
         self, *, method: str, scratch: Sequence[Path], preload: tuple[str, ...] = ()
     ) -> None:
-        if not sys.platform.startswith("linux"):
-            raise UsageError(f"seatrial launches ranks on Linux only, not on {sys.platform}")
         if method not in METHODS:
             raise UsageError(f"unknown launcher {method!r}; choose one of {', '.join(METHODS)}")
         self.method = method

@@ -1,0 +1,50 @@
+"""The recovery regression suite: the bundled job on other topologies than the pre-flight's.
+
+Verifies that the bundled GPT comes back bitwise on FSDP2 and on more ranks, under both launchers,
+and that whole nodes may be lost. Does not verify your job: copy this file, name your job in the
+marker, and keep it in your CI.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.plugins.runner import ChaosTrial
+
+
+@pytest.mark.chaos(ranks=2, topology="fsdp2")
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "kill rank=1 at=step:12/backward",
+        "kill rank=0 at=step:10/checkpoint/manifest/link; kill rank=1 at=restore/shard/read",
+        "terminate rank=0 at=step:7/forward",
+        "flip rank=0 at=step:11/optimizer; kill rank=0 at=step:11/optimizer when=after",
+    ],
+)
+def test_fsdp2_recovers(chaos_trial: ChaosTrial, schedule: str) -> None:
+    chaos_trial(schedule)
+
+
+@pytest.mark.chaos(ranks=4, nodes=2)
+def test_four_ddp_ranks_survive_the_loss_of_a_node(chaos_trial: ChaosTrial) -> None:
+    trial = chaos_trial("kill node=1 at=step:12/backward")
+    assert trial.steps_lost == 1
+
+
+@pytest.mark.chaos(launcher="torchrun", steps=8, checkpoint_interval=3)
+def test_the_same_job_recovers_under_torchrun(chaos_trial: ChaosTrial) -> None:
+    chaos_trial("kill rank=1 at=step:8/backward")
+
+
+@pytest.mark.chaos(ranks=2, topology="fsdp2")
+@pytest.mark.parametrize("component", ["model", "optimizer", "rng"])
+def test_fsdp2_notices_what_a_restore_leaves_out(chaos_trial: ChaosTrial, component: str) -> None:
+    chaos_trial(omit=component)
+
+
+@pytest.mark.chaos(steps=8, checkpoint_interval=3, max_restarts=1)
+def test_a_fault_that_never_goes_away_stops_the_run_and_keeps_the_checkpoint(
+    chaos_trial: ChaosTrial,
+) -> None:
+    chaos_trial("kill rank=1 at=step:8/backward persistent=yes", expect="STOPPED")
