@@ -1,0 +1,167 @@
+"""The documents say what the code does: tables, flags, faults, links and examples.
+
+Does not: check prose, or the excerpts of output.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import shlex
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from seatrial.chaos.case import Verdict
+from seatrial.chaos.events import EVENTS
+from seatrial.chaos.fault import ACTIONS
+from seatrial.chaos.schedule import Schedule
+from seatrial.plugins.option_table import OPTIONS
+
+from .conftest import run_python
+from .documents import DOCUMENTS, ROOT, Block, all_blocks, anchors, blocks, links, table
+
+README = ROOT / "README.md"
+FAULTS = ROOT / "docs" / "faults.md"
+FLAGS = {"--chaos", *(option.flag for option in OPTIONS)}
+
+in_each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+@pytest.mark.parametrize("document", [README, FAULTS], ids=lambda path: path.name)
+def test_the_table_of_actions_is_the_code_s(document: Path) -> None:
+    assert table(document, "actions") == [
+        [
+            f"`{action.name}`",
+            action.meaning,
+            ", ".join(f"`{option}=`" for option in action.options) or "-",
+        ]
+        for action in ACTIONS.values()
+    ]
+
+
+@pytest.mark.parametrize("document", [README, FAULTS], ids=lambda path: path.name)
+def test_the_table_of_events_is_the_code_s(document: Path) -> None:
+    assert table(document, "events") == [
+        [
+            f"`{event.name}`",
+            event.stage,
+            event.meaning,
+            "rank 0" if event.coordinator_only else "every rank",
+        ]
+        for event in EVENTS
+    ]
+
+
+def test_the_table_of_options_is_the_code_s() -> None:
+    assert table(README, "options") == [
+        [f"`{option.flag} {option.metavar}`", f"`{option.ini}`", option.help] for option in OPTIONS
+    ]
+
+
+def test_the_table_of_job_options_is_the_code_s() -> None:
+    # Read, not imported: the module imports torch.
+    module = ast.parse((ROOT / "plugins" / "jobs" / "gpt.py").read_text())
+    config = next(node for node in module.body if getattr(node, "name", "") == "GPTConfig")
+    assert isinstance(config, ast.ClassDef)
+    defaults = {
+        ast.unparse(node.target): eval(ast.unparse(node.value))
+        for node in config.body
+        if isinstance(node, ast.AnnAssign) and node.value is not None
+    }
+    found = table(ROOT / "docs" / "writing-a-job.md", "gpt")
+    assert [row[:2] for row in found] == [
+        [f"`{name}`", f"`{default!r}`"] for name, default in defaults.items()
+    ]
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_is_explained(verdict: Verdict) -> None:
+    assert f"\n## {verdict}\n" in (ROOT / "docs" / "verdicts.md").read_text()
+    assert f"\n| `{verdict}` |" in README.read_text()
+
+
+@in_each_document
+def test_every_relative_link_resolves(document: Path) -> None:
+    for link in links(document):
+        if "://" in link:
+            continue
+        path, _, fragment = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), link
+        assert not fragment or fragment in anchors(target), link
+
+
+@in_each_document
+def test_every_flag_exists(document: Path) -> None:
+    # A prefix that stands for all flags, such as `--chaos-*`, ends in a hyphen.
+    mentioned = re.findall(r"--chaos[\w-]*", document.read_text())
+    assert {flag for flag in mentioned if not flag.endswith("-")} <= FLAGS
+
+
+@in_each_document
+def test_every_schedule_parses(document: Path) -> None:
+    for block in blocks(document, "sh", "text"):
+        for line in block.text.splitlines():
+            if "--chaos-fault" in line:
+                words = shlex.split(line, comments=True)
+                for flag, schedule in pairwise(words):
+                    if flag == "--chaos-fault":
+                        assert str(Schedule.parse(schedule))
+
+
+@in_each_document
+def test_every_ini_setting_exists(document: Path) -> None:
+    for block in blocks(document, "ini"):
+        parser = configparser.ConfigParser()
+        parser.read_string(block.text)
+        assert set(parser["pytest"]) <= {option.ini for option in OPTIONS}
+
+
+@in_each_document
+def test_every_script_exists(document: Path) -> None:
+    for script in re.findall(r"(?<![\w/])(?:\./)?(ci/[\w/]+)(?![\w/.])", document.read_text()):
+        assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize(
+    "block", all_blocks("python"), ids=lambda block: block.mark or block.document
+)
+def test_every_example_is_python(block: Block) -> None:
+    ast.parse(block.text)
+
+
+def test_the_example_tests_pass_on_the_example_job(example_files: Path) -> None:
+    names = sorted(path.name for path in example_files.glob("test_*.py"))
+    options = ["-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    result = run_python(example_files, "-m", "pytest", "--chaos", *options, *names)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "RECOVERED" in result.stdout
+    assert "STOPPED" in result.stdout
+
+
+def test_without_chaos_the_example_tests_are_skipped(example_files: Path) -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    result = run_python(example_files, "-m", "pytest", *options, "test_train.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"^\d+ skipped", result.stdout, re.M)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in all_blocks("python") if block.mark == "run"],
+    ids=lambda block: block.document,
+)
+def test_every_example_script_runs(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(block.text)
+    result = run_python(tmp_path, "-W", "error", str(script))
+    assert result.returncode == 0, result.stderr
+
+
+def test_no_document_names_the_interpreter_s_own_path() -> None:
+    for document in DOCUMENTS:
+        assert sys.prefix not in document.read_text()
