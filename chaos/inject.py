@@ -82,20 +82,19 @@ class Injector:
     def _strike(self, index: int, fault: Fault, event: str, edge: str) -> None:
         own = self._position.rank
         together = fault.action in _SIGNALS
-        targets = [rank for rank in self._targets[index] if together and rank != own] + [own]
-        claimed = [
-            rank
-            for rank in targets
-            if self._ledger.claim(
-                self._describe(index, fault, rank, event, edge), persistent=fault.persistent
-            )
-        ]
+        claimed: list[int] = []
+        for rank in self._targets[index] if together else (own,):
+            strike = self._describe(index, fault, rank, event, edge)
+            if not self._ledger.claim(strike, persistent=fault.persistent):
+                # Whoever claims the first target strikes them all: two that share the targets
+                # could kill each other before either is done.
+                break
+            claimed.append(rank)
         if not claimed:
             return
         self._trace.record("strike", fault=str(fault), ranks=claimed)
         if together:
-            for rank in claimed:
-                self._send(_SIGNALS[fault.action], rank)
+            self._signal_all(_SIGNALS[fault.action], claimed)
         elif fault.action in DAMAGE:
             what = damage_newest(self._position.store, fault, own, seed=self._schedule.seed + index)
             self._trace.record("damage", step=what.step, file=what.file, change=what.change)
@@ -119,6 +118,17 @@ class Injector:
             grace=fault.grace if fault.action == "terminate" else None,
             resume=fault.resume if fault.action == "stop" else None,
         )
+
+    def _signal_all(self, number: signal.Signals, ranks: list[int]) -> None:
+        """Signal every rank, this one last."""
+        own = self._position.rank
+        others = [rank for rank in ranks if rank != own]
+        if number == signal.SIGKILL:
+            # Frozen first, so that none sees another die and leaves in its own way.
+            for rank in others:
+                self._send(signal.SIGSTOP, rank)
+        for rank in others + [own] * (own in ranks):
+            self._send(number, rank)
 
     def _send(self, number: signal.Signals, rank: int) -> None:
         if rank == self._position.rank:

@@ -103,7 +103,11 @@ class LocalLauncher:
                 env=_environment(scratch[0]),
             )
         if method == "fork":
-            reason = self._ask(do="warm", modules=" ".join(preload))["unsafe"]
+            try:
+                reason = self._ask(do="warm", modules=" ".join(preload))["unsafe"]
+            except BaseException:
+                self.close()
+                raise
             if reason:
                 self.method = "spawn"
                 self.note = f"ranks are spawned, not forked: {reason}"
@@ -186,6 +190,8 @@ class LocalLauncher:
         return None
 
     def _gone(self) -> LaunchError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)  # its socket closes a moment before it is gone
         return LaunchError(
             f"the process that owns the ranks ended unexpectedly (status {self._process.poll()}); "
             "was it killed, or is the machine out of memory?"
