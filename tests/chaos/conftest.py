@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from seatrial.chaos.launch.launcher import LocalLauncher
+from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.run import Run, StoreState
+from seatrial.chaos.schedule import Schedule
+from seatrial.chaos.supervisor import Assignment, Limits, supervise
+
+SuperviseProgram = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLauncher]:
+    """A warm launcher for all tests of this process."""
+    scratch = tmp_path_factory.mktemp("launcher")
+    with LocalLauncher(method="fork", scratch=[scratch], preload=("rank_programs",)) as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def supervise_program(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> SuperviseProgram:
+    """``supervise_program("train", "kill rank=1 at=step:3", steps=5)`` runs ranks to the end."""
+
+    def run(
+        program: str,
+        schedule: str = "clean",
+        *,
+        ranks: int = 2,
+        nodes: int = 1,
+        max_restarts: int = 0,
+        silence_s: float = 30.0,
+        by: LocalLauncher | None = None,
+        **arguments: object,
+    ) -> Run:
+        directory = tmp_path_factory.mktemp("supervised")
+        store = directory / "store"
+        store.mkdir()
+        assignment = Assignment(
+            workload=Workload(entry=f"rank_programs:{program}", arguments=arguments),
+            world=World(ranks=ranks, nodes=nodes, topology=f"dp{ranks}", device="cpu"),
+            schedule=Schedule.parse(schedule),
+            seed=3,
+            limits=Limits(
+                max_restarts=max_restarts, silence_s=silence_s, stopped_silence_s=silence_s
+            ),
+            store=store,
+            directory=directory / "run",
+            inspect=lambda _: StoreState(),
+        )
+        return supervise(assignment, by or request.getfixturevalue("launcher"))
+
+    return run

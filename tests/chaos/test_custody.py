@@ -1,0 +1,209 @@
+"""Nobody is left: every way a run can end, and every kind of process a rank can leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from seatrial.chaos.launch.launcher import LocalLauncher
+from seatrial.chaos.launch.processes import descendants
+from seatrial.chaos.run import Run
+
+SuperviseProgram = Callable[..., Run]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def recorded_pids(run: Run, *kinds: str) -> list[int]:
+    return [
+        int(str(record["pid"]))
+        for _, _, trace in run.traces()
+        for record in trace
+        if record["kind"] in kinds
+    ]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that is bound to happen; the limit only ends a broken test."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"not in 60 s: {what}"
+        time.sleep(0.02)
+
+
+def test_children_and_orphaned_daemons_of_killed_ranks_die_with_them(
+    supervise_program: SuperviseProgram,
+) -> None:
+    run = supervise_program("have_children", "kill rank=1 at=step:1/backward")
+    pids = recorded_pids(run, "process", "child", "daemon")
+    assert len(pids) == 6
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_what_outlives_a_killed_rank_is_not_called_a_stray(
+    supervise_program: SuperviseProgram,
+) -> None:
+    run = supervise_program("have_children", "kill rank=1 at=step:1/backward")
+    assert run.attempts[0].strays == ()
+
+
+def test_a_process_that_outlives_ranks_that_left_by_themselves_is_a_stray_and_dies(
+    supervise_program: SuperviseProgram,
+) -> None:
+    run = supervise_program("have_children", leave=True)
+    assert run.completed
+    assert sorted(run.attempts[0].strays) == ["sleep 3600"] * 2 + ["sleep 3601"] * 2
+    assert not any(is_alive(pid) for pid in recorded_pids(run, "process", "child", "daemon"))
+
+
+def test_a_clean_run_leaves_no_stray_and_no_litter(
+    supervise_program: SuperviseProgram, launcher: LocalLauncher
+) -> None:
+    (attempt,) = supervise_program("train").attempts
+    assert (attempt.strays, attempt.litter) == ((), ())
+    assert descendants(launcher._process.pid) == []
+
+
+def test_temporary_files_and_shared_memory_are_found_and_removed(
+    supervise_program: SuperviseProgram,
+) -> None:
+    run = supervise_program("litter")
+    litter = run.attempts[0].litter
+    files = [path for path in litter if "forgotten-" in path]
+    segments = [path for path in litter if path.startswith("/dev/shm/torch_")]
+    assert (len(files), len(segments), len(litter)) == (2, 2, 4)
+    assert not any(Path(path).exists() for path in litter)
+
+
+def test_shared_memory_of_other_processes_is_left_alone(
+    supervise_program: SuperviseProgram,
+) -> None:
+    mine = Path(f"/dev/shm/torch_{os.getpid()}_mine")
+    mine.write_text("x")
+    try:
+        run = supervise_program("litter")
+        assert str(mine) not in run.attempts[0].litter
+        assert mine.exists()
+    finally:
+        mine.unlink()
+
+
+def test_an_exception_in_the_supervisor_leaves_no_rank(
+    supervise_program: SuperviseProgram, launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def interrupt(*, timeout_s: float) -> None:
+        seen.extend(descendants(launcher._process.pid))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "exits", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        supervise_program("hang")
+    assert len(seen) == 2
+    assert not any(is_alive(pid) for pid in seen)
+
+
+_SUPERVISOR = """
+import sys
+from pathlib import Path
+from seatrial.chaos.launch.launcher import LocalLauncher
+from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.run import StoreState
+from seatrial.chaos.schedule import Schedule
+from seatrial.chaos.supervisor import Assignment, Limits, supervise
+
+scratch = Path(sys.argv[1])
+with LocalLauncher(method=sys.argv[2], scratch=[scratch]) as launcher:
+    supervise(
+        Assignment(
+            workload=Workload(entry="rank_programs:have_children", arguments={}),
+            world=World(ranks=2, topology="dp2", device="cpu"),
+            schedule=Schedule(),
+            seed=0,
+            limits=Limits(max_restarts=0, silence_s=300.0, stopped_silence_s=300.0),
+            store=scratch,
+            directory=scratch / "run",
+            inspect=lambda _: StoreState(),
+        ),
+        launcher,
+    )
+"""
+
+
+@pytest.fixture(params=["fork", "torchrun"])
+def supervisor(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Path, list[int]]]:
+    """A process that supervises ranks with children; its scratch; everybody below it."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SUPERVISOR, str(scratch), request.param],
+        env=os.environ | {"PYTHONPATH": path},
+        start_new_session=True,
+    )
+    try:
+        # The last thing that a rank does before it waits is its step.
+        wait_until(
+            lambda: len([t for t in scratch.glob("run/traces/*") if '"did"' in t.read_text()]) == 2,
+            "both ranks train",
+        )
+        yield process, scratch, descendants(process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def test_a_supervisor_killed_outright_leaves_no_process_and_no_scratch(
+    supervisor: tuple[subprocess.Popen[bytes], Path, list[int]],
+) -> None:
+    process, scratch, below = supervisor
+    assert len(below) >= 7  # the custodian, and for each rank itself, a child and a daemon
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in below), f"{below} are gone")
+    wait_until(lambda: not scratch.exists(), "the scratch directory is gone")
+
+
+def test_ranks_die_with_a_killed_custodian(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SUPERVISOR, str(scratch), "spawn"],
+        env=os.environ | {"PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        wait_until(
+            lambda: len([t for t in scratch.glob("run/traces/*") if '"did"' in t.read_text()]) == 2,
+            "both ranks train",
+        )
+        below = descendants(process.pid)
+        os.kill(below[0], signal.SIGKILL)
+        _, errors = process.communicate()
+        ranks = [int(file.read_text()) for file in scratch.glob("run/attempt1/rank*.pid")]
+        assert len(ranks) == 2
+        wait_until(lambda: not any(is_alive(pid) for pid in ranks), "the ranks are gone")
+        assert b"LaunchError" in errors
+    finally:
+        for pid in below[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

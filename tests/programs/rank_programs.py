@@ -1,0 +1,149 @@
+"""What ranks run in the tests of launching and supervision: entries of a `Workload`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from seatrial.chaos.launch.context import RankContext
+from seatrial.recovery.probe import around
+
+Arguments = dict[str, Any]
+
+
+def train(context: RankContext, arguments: Arguments) -> None:
+    """Steps with their phases, an all-reduce in each backward."""
+    for step in range(1, arguments.get("steps", 5) + 1):
+        with around("step", step=step):
+            with context.phase("forward"):
+                value = torch.ones(4)
+            with context.phase("backward"):
+                dist.all_reduce(value)
+        context.trace.record("did", step=step)
+
+
+def describe_environment(context: RankContext, arguments: Arguments) -> None:
+    """Record what a script made for torchrun may rely on and what the job is told; then train."""
+    names = (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        *("GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"),
+        *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+    )
+    told = {"rank": context.rank, "world": context.world_size, "local": context.local_rank}
+    told |= {"node": context.node, "attempt": context.attempt, "seed": context.seed}
+    context.trace.record(
+        "environment",
+        variables={name: os.environ.get(name) for name in names},
+        has_master=bool(os.environ.get("MASTER_ADDR")) and os.environ["MASTER_PORT"].isdigit(),
+        tmpdir=str(Path(tempfile.gettempdir()).relative_to(context.directory)),
+        told=told,
+        backend=dist.get_backend(),
+        drawn=[float(torch.rand(1)) for _ in range(2)],
+        threads=torch.get_num_threads(),
+    )
+    train(context, {"steps": 3})
+
+
+def describe_timeouts(context: RankContext, arguments: Arguments) -> None:
+    """Record the timeout of every kind of process group a job makes without naming one."""
+    ranks = list(range(context.world_size))
+    mesh = init_device_mesh("cpu", (context.world_size, 1), mesh_dim_names=("dp", "tp"))
+    groups = {
+        "default": dist.group.WORLD,
+        "new_group": dist.new_group(ranks),
+        "subgroups": dist.new_subgroups(1)[0],
+        "mesh dp": mesh.get_group("dp"),
+        "mesh tp": mesh.get_group("tp"),
+    }
+    seconds = {
+        name: group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        for name, group in groups.items()
+    }
+    context.trace.record("timeouts", plan=context.timeout_s, groups=seconds)
+    dist.barrier()
+
+
+def ignore_sigterm(context: RankContext, arguments: Arguments) -> None:
+    """Like `train`, but deaf to SIGTERM, and without an end of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    train(context, {"steps": 1})
+    while True:
+        with context.phase("data"):
+            time.sleep(0.02)
+
+
+def obey_sigterm(context: RankContext, arguments: Arguments) -> None:
+    train(context, {"steps": 1})
+    while True:
+        with context.phase("data"):
+            time.sleep(0.02)
+
+
+def hang(context: RankContext, arguments: Arguments) -> None:
+    """Rank 1 never arrives, so the others wait for it."""
+    if context.rank == 1:
+        time.sleep(3600)
+    dist.barrier()
+
+
+def fail(context: RankContext, arguments: Arguments) -> None:
+    print(f"rank {context.rank} was here")
+    if context.rank == arguments["rank"]:
+        how = arguments["how"]
+        if how == "raise":
+            raise ValueError("no such word: 'quux'")
+        if how == "signal":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if how == "sys.exit":
+            sys.exit("there is nothing to train on")
+        os._exit(arguments["code"])
+    dist.barrier()
+
+
+def swallow(context: RankContext, arguments: Arguments) -> None:
+    """A job that goes on after whatever is thrown into its forward pass."""
+    for step in range(1, 4):
+        with around("step", step=step):
+            try:
+                with context.phase("forward"):
+                    pass
+            except Exception as error:
+                print("ignored", error)
+
+
+def have_children(context: RankContext, arguments: Arguments) -> None:
+    """A child, and a daemon that left the session and was orphaned; then wait, or leave."""
+    child = subprocess.Popen(["sleep", "3600"])
+    child.returncode = 0  # it is not waited for on purpose
+    context.trace.record("child", pid=child.pid)
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(writing, str(os.getpid()).encode())
+            os.execvp("sleep", ["sleep", "3601"])
+        os._exit(0)
+    os.wait()
+    context.trace.record("daemon", pid=int(os.read(reading, 32)))
+    train(context, {"steps": 1})
+    if not arguments.get("leave"):
+        time.sleep(3600)
+
+
+def litter(context: RankContext, arguments: Arguments) -> None:
+    Path(tempfile.mkdtemp(prefix="forgotten-")).joinpath("file").write_text("x")
+    Path(f"/dev/shm/torch_{os.getpid()}_{context.rank}").write_text("x")
+
+
+def leave(context: RankContext, arguments: Arguments) -> None:
+    """Nothing at all."""
