@@ -18,7 +18,7 @@ import pytest
 from seatrial.chaos.case import Verdict
 from seatrial.chaos.events import EVENTS
 from seatrial.chaos.fault import ACTIONS
-from seatrial.chaos.schedule import Schedule
+from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.plugins.option_table import OPTIONS
 
 from .conftest import run_python
@@ -103,14 +103,21 @@ def test_every_flag_exists(document: Path) -> None:
 
 
 @in_each_document
-def test_every_schedule_parses(document: Path) -> None:
+def test_every_schedule_can_fire(document: Path) -> None:
     for block in blocks(document, "sh", "text"):
         for line in block.text.splitlines():
-            if "--chaos-fault" in line:
-                words = shlex.split(line, comments=True)
-                for flag, schedule in pairwise(words):
-                    if flag == "--chaos-fault":
-                        assert str(Schedule.parse(schedule))
+            words = shlex.split(line, comments=True) if "--chaos-fault" in line else []
+            given = dict(pairwise(words))
+            ranks = int(given.get("--chaos-ranks", 2))
+            shape = Shape(
+                world_size=ranks,
+                ranks_per_node=ranks // int(given.get("--chaos-nodes", 1)),
+                steps=20,
+                checkpoint_interval=5,
+            )
+            for flag, text in pairwise(words):
+                if flag == "--chaos-fault" and text != "…":
+                    require_possible(Schedule.parse(text), shape)
 
 
 @in_each_document
