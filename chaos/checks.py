@@ -184,10 +184,8 @@ def ended_well(case: Case) -> Iterator[Finding]:
         )
     else:
         kept = last.store.newest_valid
-        yield Finding(
-            verdict=Verdict.STOPPED,
-            reason=f"gave up {after}: {last.cause}; the checkpoint of step {kept} is valid",
-        )
+        what = f"the checkpoint of step {kept} is valid" if kept else "nothing had been saved"
+        yield Finding(verdict=Verdict.STOPPED, reason=f"gave up {after}: {last.cause}; {what}")
 
 
 def every_step_was_compared(case: Case) -> Iterator[Finding]:

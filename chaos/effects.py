@@ -50,8 +50,16 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool:
         return status in (PREEMPTED, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
     if fault.action == "stop":
         return _was_stopped(attempt, fault, strike)
-    # An exception that the job swallowed leaves the process running.
-    return status is not None and status != 0
+    # An exception that the job swallowed leaves the process running, perhaps to die of another.
+    return status not in (None, 0) and not _went_on(run, strike)
+
+
+def _went_on(run: Run, strike: Strike) -> bool:
+    """Whether the rank completed a later step in the attempt in which it was struck."""
+    return any(
+        record["kind"] == "step" and int(str(record["step"])) > (strike.step or 0)
+        for record in run.trace(strike.attempt, strike.rank)
+    )
 
 
 def _was_stopped(attempt: Attempt, fault: Fault, strike: Strike) -> bool:
