@@ -1,0 +1,150 @@
+"""Builds the files that ranks and supervisor leave behind, so that a judge can be asked about any.
+
+The run imitated: two ranks, six steps, a checkpoint after every second one, an epoch of four
+samples used up in two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from seatrial.chaos.launch.plan import trace_file
+from seatrial.chaos.ledger import Ledger, Strike
+from seatrial.chaos.run import Attempt, Ending, Run, StoreState
+from seatrial.chaos.schedule import Schedule
+from seatrial.chaos.trace import TraceWriter
+from seatrial.chaos.trajectory import read_trajectory
+from seatrial.chaos.verdict import Judgement, judge
+
+RANKS, STEPS, INTERVAL, SAMPLES = 2, 6, 2, 4
+COMPONENTS = ("model", "optimizer", "scheduler", "rng", "sampler", "progress")
+
+
+def state(rank: int, step: int, wrong: Iterable[str] = ()) -> dict[str, Any]:
+    """The fingerprint of one rank after ``step``; components in ``wrong`` have another value."""
+    values = {f"{name}/x": f"{name}{step}" for name in COMPONENTS}
+    values |= {f"{name}/x": "wrong" for name in wrong}
+    return {"rank": rank, "tensors": {}, "shared": values, "own": {}}
+
+
+def outputs(rank: int, step: int) -> dict[str, Any]:
+    epoch, turn = divmod(step - 1, 2)
+    return {"loss": (1.0 / step).hex(), "samples": [epoch, [2 * turn + rank]]}
+
+
+class Evidence:
+    """One run in a directory of its own; attempts are added one after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.attempts: list[Attempt] = []
+        (directory / "traces").mkdir(parents=True)
+        (directory / "strikes").mkdir()
+
+    def strike(
+        self, text: str, *, attempt: int = 1, rank: int = 1, fault: int = 0, step: int = 5
+    ) -> None:
+        """Say that the ``fault``-th fault of the schedule struck."""
+        words = text.split()
+        resume = next((float(w[7:]) for w in words if w.startswith("resume=")), None)
+        Ledger(self.directory / "strikes").claim(
+            Strike(
+                fault=fault,
+                action=words[0],
+                rank=rank,
+                attempt=attempt,
+                event="data",
+                edge="before",
+                step=step,
+                t=10.0 * attempt,
+                resume=resume,
+            ),
+            persistent=True,
+        )
+
+    def attempt(
+        self,
+        steps: Iterable[int],
+        *,
+        restored: int | None = None,
+        source: int | None = None,
+        ending: Ending = "completed",
+        exits: Mapping[int, int] | None = None,
+        published: Iterable[int] = (),
+        valid: Iterable[int] = (),
+        damaged: Mapping[int, str] | None = None,
+        damage: Iterable[int] = (),
+        wrong: Mapping[int, str] | None = None,
+        wrong_at_start: str = "",
+        silent: Iterable[int] = (),
+        changed: Mapping[tuple[int, int], Mapping[str, Any]] | None = None,
+        leftovers: tuple[str, ...] = (),
+        cause: str = "",
+        strays: tuple[str, ...] = (),
+        litter: tuple[str, ...] = (),
+    ) -> None:
+        """Add an attempt.
+
+        ``wrong`` names a component that differs from that step on, ``wrong_at_start`` one that
+        differs in the beginning; ``silent`` ranks leave no trace; ``changed`` replaces outputs of
+        (rank, step); ``damage`` are steps that a fault damaged.
+        """
+        number = len(self.attempts) + 1
+        steps = list(steps)
+        for rank in set(range(RANKS)) - set(silent):
+            trace = TraceWriter(trace_file(self.directory, number, rank))
+            trace.record(
+                "began",
+                restored=restored,
+                source=source,
+                damaged=[],
+                notes=[],
+                samples_per_epoch=SAMPLES,
+                fingerprint=state(rank, restored or 0, [wrong_at_start] if wrong_at_start else ()),
+            )
+            for step in steps:
+                differs = [name for first, name in (wrong or {}).items() if step >= first]
+                trace.record(
+                    "step",
+                    step=step,
+                    outputs=outputs(rank, step) | dict((changed or {}).get((rank, step), {})),
+                    fingerprint=state(rank, step, differs),
+                )
+                if step in published:
+                    trace.record("published", step=step)
+            for step in damage if rank == 1 else ():
+                trace.record("damage", step=step, file="x", change="x")
+            trace.close()
+        store = StoreState(valid=tuple(valid), damaged=dict(damaged or {}), leftovers=leftovers)
+        self.attempts.append(
+            Attempt(
+                number=number,
+                ending=ending,
+                launched_t=10.0 * number - 5,
+                ended_t=10.0 * number + 4,
+                exits=dict(exits if exits is not None else {0: 0, 1: 0}),
+                cause=cause,
+                strays=strays,
+                litter=litter,
+                store=store,
+            )
+        )
+
+    @property
+    def run(self) -> Run:
+        return Run(
+            directory=self.directory, ranks=RANKS, attempts=tuple(self.attempts), total_s=1.0
+        )
+
+    def judged(
+        self, reference: Evidence, schedule: str, *, steps: range = range(1, STEPS + 1)
+    ) -> Judgement:
+        return judge(
+            read_trajectory(reference.run),
+            self.run,
+            Schedule.parse(schedule),
+            checkpoint_interval=INTERVAL,
+            expected_steps=steps,
+        )
