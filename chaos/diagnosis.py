@@ -30,4 +30,6 @@ def likely_cause(difference: Difference) -> str:
         return "replicas that should be equal are not: one rank missed or changed a reduction"
     if difference.kind == "missing":
         return "it was in the reference: lazily created state that the restore did not create"
+    if difference.name.endswith("param_groups"):
+        return "a learning rate or another hyperparameter differs: was the LR scheduler restored?"
     return _BY_COMPONENT.get(difference.component, "")

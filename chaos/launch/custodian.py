@@ -153,7 +153,9 @@ class Custodian:
 def _warm_up(modules: str) -> str:
     """Import what ranks need; returns why this process must not be forked, or nothing."""
     for name in (*_WARM, *modules.split()):
-        importlib.import_module(name)
+        module = importlib.import_module(name)
+        # What a job's module wants to have done once, not by every rank of every attempt.
+        getattr(module, "warm_up", lambda: None)()
     import torch
 
     gc.collect()
