@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,18 @@ def advance(job: GPTJob, state: TrainingState, context: RankContext, steps: int)
                 "tokens": report.tokens,
                 "lr": state.learning_rates(),
                 "scale": state.loss_scale(),
+                "moment": _first_moment(state),
                 "fingerprint": fingerprinter(state).to_json(),
             }
         )
     return records
+
+
+def _first_moment(state: TrainingState) -> float:
+    """The norm of AdamW's running gradient; unlike its updates it scales with the gradient."""
+    moments = [t for name, t in state.tensors().items() if name.endswith("/exp_avg")]
+    full = [t.full_tensor() if isinstance(t, DTensor) else t for t in moments]
+    return float(sum(t.double().square().sum() for t in full)) ** 0.5
 
 
 def train(context: RankContext, options: Options) -> object:
@@ -168,7 +177,11 @@ def phases(context: RankContext, options: Options) -> object:
 def _rank(scenario: str, topology: str, directory: Path, options: Options, rank: int) -> None:
     world_size = Topology.parse(topology).world_size
     dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world_size
+        "gloo",
+        init_method=f"file://{directory}/rendezvous",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
     )
     context = RankContext(
         rank=rank,

@@ -80,14 +80,21 @@ def test_every_sample_of_an_epoch_has_exactly_one_rank(run_ranks: Any) -> None:
     assert [step["tokens"] for step in ranks[0][1:]] == [16 * 32, 16 * 32, 7 * 32]
 
 
-def test_the_loss_does_not_depend_on_how_a_batch_is_shared(run_ranks: Any) -> None:
-    plain = {**SMALL, "dropout": 0, "augment": 0, "amp": False, "steps": 4}
-    losses = {
-        topology: [from_hex(step["loss"]) for step in run_ranks("train", topology, **plain)[0][1:]]
-        for topology in ("dp1", "dp4", "fsdp3")
-    }
-    assert losses["dp4"] == pytest.approx(losses["dp1"], rel=1e-5)
-    assert losses["fsdp3"] == pytest.approx(losses["dp1"], rel=1e-5)
+def test_loss_and_gradient_do_not_depend_on_how_a_batch_is_shared(run_ranks: Any) -> None:
+    options = {**SMALL, "dropout": 0, "augment": 0, "amp": False, "clip": 1e9, "steps": 4}
+    runs = {name: run_ranks("train", name, **options)[0][1:] for name in ("dp1", "dp4", "fsdp3")}
+    losses = {name: [from_hex(step["loss"]) for step in run] for name, run in runs.items()}
+    moments = {name: [step["moment"] for step in run] for name, run in runs.items()}
+    for other in ("dp4", "fsdp3"):
+        assert losses[other] == pytest.approx(losses["dp1"], rel=1e-5)
+        assert moments[other] == pytest.approx(moments["dp1"], rel=1e-3)
+
+
+def test_two_runs_are_equal_and_their_ranks_draw_different_numbers(run_ranks: Any) -> None:
+    first, second = (run_ranks("train", "dp2", steps=1, **SMALL) for _ in range(2))
+    assert first == second
+    streams = [rank[0]["fingerprint"]["own"] for rank in first]
+    assert all(streams[0][name] != streams[1][name] for name in streams[0])
 
 
 @pytest.mark.parametrize("topology", ["dp2", "fsdp2"])

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from seatrial.recovery.compare import (
     Difference,
     combine,

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from seatrial.recovery import fingerprint as module
 from seatrial.recovery.errors import StateError
 from seatrial.recovery.fingerprint import Fingerprinter
-from seatrial.recovery.position_keys import Placement, position_keys
+from seatrial.recovery.position_keys import Placement, _splitmix64, position_keys
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -150,6 +151,20 @@ def test_keys_of_a_shard_are_those_of_the_whole() -> None:
     part = position_keys(Placement(shape=(2, 3), offset=(3, 1), **facts), words=1, device=device)
     assert torch.equal(part.view(2, 2, 3), whole.view(2, 6, 5)[:, 3:5, 1:4])
     assert bool((whole % 2 != 0).all())
+
+
+def test_keys_come_from_splitmix64() -> None:
+    # The outputs for seed 1234567 that https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
+    # gives for checking an implementation.
+    known = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    found = _splitmix64(torch.arange(5), seed=1234567)
+    assert [value % 2**64 for value in found.tolist()] == known
 
 
 def test_a_sparse_tensor_is_refused() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy
 import pytest
 import torch
+
 from seatrial.recovery.errors import StateError
 from seatrial.recovery.plain import dumps, loads
 from seatrial.recovery.rng import capture_rng, derive_seed, restore_rng, seed_everything

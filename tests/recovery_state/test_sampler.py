@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from seatrial.recovery.errors import StateError
 from seatrial.recovery.sampler import ShuffleSampler, rank_share
 

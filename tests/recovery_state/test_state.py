@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from seatrial.recovery.checkpointable import Checkpointable, TensorFacts
 from seatrial.recovery.compare import combine, differences
 from seatrial.recovery.errors import StateError
@@ -19,7 +21,6 @@ from seatrial.recovery.plain import dumps, loads
 from seatrial.recovery.rng import capture_rng, restore_rng, seed_everything
 from seatrial.recovery.sampler import ShuffleSampler
 from seatrial.recovery.state import TrainingState
-from torch import nn
 
 Saved = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
@@ -209,6 +210,21 @@ def test_step_counts_stay_on_the_cpu_and_moments_have_the_parameters_layout() ->
     assert not state["exp_avg"].requires_grad
 
 
+def test_step_counts_of_parameters_elsewhere_stay_on_the_cpu_as_torch_keeps_them() -> None:
+    model = nn.Linear(2, 2, device="meta")
+    state = TrainingState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    scalar, matrix = ((), (2, 2))
+    state.prepare(
+        {
+            "optimizer/weight/step": TensorFacts(dtype=torch.float32, shape=scalar),
+            "optimizer/weight/exp_avg": TensorFacts(dtype=torch.float32, shape=matrix),
+        }
+    )
+    tensors = state.tensors()
+    assert tensors["optimizer/weight/step"].device.type == "cpu"
+    assert tensors["optimizer/weight/exp_avg"].device.type == "meta"
+
+
 def test_learning_rates_are_those_that_were_saved() -> None:
     run = run_after(3)
     assert run.state.learning_rates() == pytest.approx([0.00001, 0.00001])
@@ -234,11 +250,14 @@ def test_a_state_without_a_scaler_has_no_loss_scale() -> None:
 
 
 def test_what_was_captured_does_not_change_with_later_steps() -> None:
-    run = run_after(1)
-    shared = run.state.shared_objects()
-    before = dumps(shared)
-    run.step()
-    assert dumps(shared) == before
+    class History(Curriculum):
+        def state_dict(self) -> Any:
+            return self.__dict__
+
+    history = History()
+    shared = TrainingState(model=Net(), extra={"history": history}).shared_objects()
+    history.difficulty = 5
+    assert shared["history"] == {"difficulty": 0}
 
 
 COMPONENTS = (
@@ -261,6 +280,14 @@ def test_omitting_a_component_leaves_exactly_that_one_behind(name: str) -> None:
     restore(other.state.omitting([name]), saved)
     # Python's and torch's streams belong to the process; for "rng" only the named stream differs.
     assert components_that_differ(run.state, other.state) == [name]
+
+
+def test_an_omitted_optimizer_asks_only_for_what_is_stored_and_keeps_what_it_has() -> None:
+    fresh = save(Run().state)
+    run = run_after(2)
+    moment = run.optimizer.state[run.model.embedding.weight]["exp_avg"].clone()
+    restore(run.state.omitting(["optimizer"]), fresh)
+    assert torch.equal(run.optimizer.state[run.model.embedding.weight]["exp_avg"], moment)
 
 
 def test_omitting_an_unknown_component_lists_the_valid_ones() -> None:
