@@ -139,15 +139,27 @@ def _compare_beginning(
         yield _diverged(difference, where, restored)
 
 
+_DECIDED_BY = {"samples": "sampler", "learning rate": "scheduler", "loss scale": "scaler"}
+"""The component that decides an output of a step; the loss depends on all."""
+
+
 def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
     where = f"attempt {step.attempt}, step {step.number}"
     if expected is None:
         reason = f"{where}: the reference has no such step"
         yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=step.number)
         return
+    outputs = list(_compare_outputs(step, expected, where))
+    # A job may have left a component out of its state; what that component decides tells of it
+    # before the consequences do. The loss is the last consequence.
+    yield from (finding for finding in outputs if finding.component != "outputs")
     difference = first_difference(expected.state, step.state)
     if difference is not None:
         yield _diverged(difference, where, step.number)
+    yield from outputs
+
+
+def _compare_outputs(step: Step, expected: Step, where: str) -> Iterator[Finding]:
     for rank, (ours, theirs) in enumerate(zip(step.outputs, expected.outputs, strict=True)):
         for name in theirs:
             if ours.get(name) != theirs[name]:
@@ -155,7 +167,7 @@ def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
                     verdict=Verdict.DIVERGED,
                     reason=f"{where}: the {name} of rank {rank} differs from the reference "
                     f"({ours.get(name)} instead of {theirs[name]})",
-                    component="outputs",
+                    component=_DECIDED_BY.get(name, "outputs"),
                     step=step.number,
                 )
 

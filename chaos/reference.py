@@ -89,8 +89,8 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
         differs = isinstance(error, NondeterministicJobError)
         failure.write_text(f"{'differs' if differs else 'failed'}\n{error}")
         raise
-    shutil.rmtree(directory / "second")
-    shutil.rmtree(directory / "second-store")
+    for name in ("second", "second-store"):
+        shutil.rmtree(directory / name, ignore_errors=True)
     (directory / "pace").write_text(str(_longest_gap_s(first)))
 
 
@@ -105,19 +105,27 @@ def _finished(run: Run) -> Run:
 
 
 def _require_equal(experiment: Experiment, first: Run, second: Run) -> None:
-    judgement = judge(
-        read_trajectory(first),
-        second,
-        Schedule(),
-        checkpoint_interval=experiment.checkpoint_interval,
-        expected_steps=range(1, experiment.steps + 1),
-    )
-    if judgement.verdict is Verdict.DIVERGED:
-        raise NondeterministicJobError(
-            "two uninterrupted runs of the job differ, so no recovery can be judged: first in "
-            f"{judgement.component}, {judgement.reason}. Usual causes: "
-            f"{'; '.join(NONDETERMINISM_CAUSES)}"
+    """The first must pass against itself, or nothing ever will, and the second must equal it."""
+    reference = read_trajectory(first)
+    for run in (first, second):
+        judgement = judge(
+            reference,
+            run,
+            Schedule(),
+            checkpoint_interval=experiment.checkpoint_interval,
+            expected_steps=range(1, experiment.steps + 1),
         )
+        if run is second and judgement.verdict is Verdict.DIVERGED:
+            raise NondeterministicJobError(
+                "two uninterrupted runs of the job differ, so no recovery can be judged: first in "
+                f"{judgement.component}, {judgement.reason}. Usual causes: "
+                f"{'; '.join(NONDETERMINISM_CAUSES)}"
+            )
+        if judgement.verdict not in (Verdict.RECOVERED, Verdict.LEAKED):
+            raise ReferenceFailedError(
+                "the job does not pass even when nothing is done to it: "
+                f"{judgement.verdict}, {judgement.reason}"
+            )
 
 
 def _longest_gap_s(run: Run) -> float:

@@ -21,7 +21,7 @@ def sample_faults(trajectory: Trajectory) -> Iterator[str]:
     used: dict[int, Counter[int]] = {}
     for step in trajectory.lineage():
         for outputs in step.outputs:
-            epoch, samples = outputs["samples"]
+            epoch, samples = outputs.get("samples", (0, ()))
             used.setdefault(epoch, Counter()).update(samples)
     sizes = {each.samples_per_epoch for each in trajectory.beginnings}
     size = sizes.pop() if len(sizes) == 1 else None
