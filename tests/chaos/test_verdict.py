@@ -121,6 +121,22 @@ def test_an_output_of_one_rank_that_differs_is_named(reference: Evidence, killed
     assert "the loss of rank 1" in judgement.reason
 
 
+@pytest.mark.parametrize(
+    ("output", "component"),
+    [("samples", "sampler"), ("learning rate", "scheduler"), ("loss scale", "scaler")],
+)
+def test_an_output_that_a_component_decides_is_blamed_on_it_before_the_consequences(
+    make_evidence: MakeEvidence, output: str, component: str
+) -> None:
+    reference, run = make_evidence("reference"), make_evidence("run")
+    usual: dict[tuple[int, int], dict[str, Any]] = {(1, 3): {output: [1, [1]]}}
+    other: dict[tuple[int, int], dict[str, Any]] = {(1, 3): {output: [1, [0]], "loss": "0x1p-1"}}
+    reference.attempt(ALL, published=(2, 4, 6), valid=(4, 6), changed=usual)
+    run.attempt(ALL, published=(2, 4, 6), valid=(4, 6), changed=other, wrong={3: "optimizer"})
+    judgement = run.judged(reference, "clean")
+    assert (judgement.verdict, judgement.component) == (Verdict.DIVERGED, component)
+
+
 def test_an_output_that_is_gone_differs(reference: Evidence, killed: Evidence) -> None:
     finish(killed, changed={(0, 6): {"loss": None}})
     assert killed.judged(reference, KILL).verdict is Verdict.DIVERGED
