@@ -24,6 +24,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from . import plain
@@ -66,6 +67,7 @@ class Saver:
         self._labels = labels
         self._planner = Planner(exchange)
         self._storage_proven = False
+        self._new_directories: set[Path] = set()
 
     def save(self, state: Checkpointable, *, step: int, parent_step: int | None) -> Manifest:
         """Save on all ranks; returns the same manifest on each.
@@ -102,7 +104,6 @@ class _Save:
         self._directory = saver._directory
         self._rank = saver._exchange.rank
         self._step_directory = -1
-        self._new_root = False
 
     def run(self, state: Checkpointable) -> Manifest:
         round_ = self._exchange.open_round("save")
@@ -137,8 +138,10 @@ class _Save:
     def _begin_attempt(self) -> str:
         """On the coordinator: make a directory that no other attempt has, and name it."""
         root, step = self._directory.root, self._directory.step(self._step)
-        # What is made here is fsynced in `_write`.
-        self._new_root = not root.is_dir()
+        # What is made here is fsynced in `_write`; if that fails, by a later save.
+        self._saver._new_directories |= {
+            path for path in (root, *root.parents) if not path.exists()
+        }
         root.mkdir(parents=True, exist_ok=True)
         if not self._saver._storage_proven:
             probe_publish(root)
@@ -187,8 +190,9 @@ class _Save:
                 # Before the manifest is linked: it must never outlive what it names.
                 os.fsync(self._step_directory)
                 fsync_directory(self._directory.root)
-                if self._new_root:
-                    fsync_directory(self._directory.root.parent)
+                for made in tuple(self._saver._new_directories):
+                    fsync_directory(made.parent)
+                    self._saver._new_directories.discard(made)
         return [vars(shard), vars(entry), [[c.offset, c.length, c.digest] for c in chunks]]
 
     def _commit(self, round_: Round, assignment: Assignment) -> tuple[bytes, Exception | None]:

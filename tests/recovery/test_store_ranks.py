@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -347,3 +348,44 @@ def test_a_zombie_that_goes_on_late_cannot_touch_the_winner(
     assert restored is not None
     assert restored.damaged == ()
     assert same_tensors(state, make_state(3 if successor_saves else 1))
+
+
+def test_a_zombie_cannot_publish_into_the_directory_of_its_successor(
+    tmp_path: Path, make_state: Any, same_tensors: Any
+) -> None:
+    """It wakes up when its files were collected and the successor is about to publish."""
+    CheckpointStore(tmp_path).save(make_state(1), step=1)
+    asleep, wake = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def zombie() -> None:
+        try:
+            CheckpointStore(tmp_path).save(make_state(2), step=2)
+        except SaveError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=zombie)
+
+    def listener(event: str, edge: str, facts: dict[str, object]) -> None:
+        of_zombie = threading.current_thread() is thread
+        if of_zombie and (event, edge) == ("checkpoint/gather", "after"):
+            asleep.set()
+            wake.wait()
+        if not of_zombie and (event, edge) == ("checkpoint/manifest/link", "before"):
+            wake.set()
+            thread.join()
+
+    stop = listen(listener)
+    thread.start()
+    asleep.wait()
+    successor = CheckpointStore(tmp_path)
+    restored = successor.restore(make_state(0))
+    assert restored is not None
+    assert restored.collected == ("step-00000002",)
+    successor.save(make_state(3), step=2)
+    stop()
+    assert len(errors) == 1
+    assert inspect_store(tmp_path).latest_valid == 2
+    state = make_state(0)
+    successor.restore(state)
+    assert same_tensors(state, make_state(3))
