@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from seatrial.recovery.compare import Difference, first_difference
+from seatrial.recovery.errors import NoValidCheckpointError
 
 from .case import Case, Finding, Verdict
 from .diagnosis import likely_cause
@@ -34,6 +35,8 @@ def is_explained(case: Case) -> Iterator[Finding]:
         if strike.action not in DAMAGE and strike.resume is None
     }
     for attempt in case.run.attempts:
+        if case.damaged_steps and _found_none_valid(case, attempt):
+            continue  # refused for what the schedule did: see `ended_well`
         if attempt.ending != "completed" and attempt.number not in struck:
             hung = attempt.ending == "hung"
             yield Finding(
@@ -41,6 +44,11 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 reason=f"attempt {attempt.number} failed though no fault struck in it: "
                 f"{attempt.cause}{_said(attempt)}",
             )
+
+
+def _found_none_valid(case: Case, attempt: Attempt) -> bool:
+    error = case.run.error_of(attempt)
+    return error is not None and error["type"] == NoValidCheckpointError.__name__
 
 
 def _said(attempt: Attempt) -> str:

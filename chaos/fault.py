@@ -157,6 +157,8 @@ class Fault:
         words += [f"nth{self.nth}"] if self.nth > 1 else []
         words += [f"attempt{self.attempt}"] if self.attempt else []
         words += ["persistent"] if self.persistent else []
+        words += [f"code{self.code}"] if self.code != _DEFAULTS["code"] else []
+        words += [f"grace{self.grace:g}"] if self.grace != _DEFAULTS["grace"] else []
         words += [f"resume{self.resume:g}"] if self.resume is not None else []
         words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
         return "-".join(words)

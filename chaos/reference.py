@@ -27,6 +27,9 @@ _SILENCE_S_MIN = 30.0  # a busy disk holds an fsync for seconds, and that is no 
 _STOPPED_S_MIN = 3.0
 _FACTOR = 20.0
 
+_SAID_TO_USERS = {"UsageError", "TopologyError", "StateError"}
+"""Errors whose message is a sentence for the user: a traceback would only hide it."""
+
 RunClean = Callable[[Path, Path, float], Run]
 """Runs the job without faults: its directory, its store, its hang deadline in seconds."""
 
@@ -97,6 +100,9 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
 def _finished(run: Run) -> Run:
     if not run.completed:
         last = run.attempts[-1]
+        error = run.error_of(last)
+        if error is not None and _SAID_TO_USERS & set(error["bases"]):  # type: ignore[call-overload]
+            raise ReferenceFailedError(f"the job cannot be run: {error['message']}")
         raise ReferenceFailedError(
             f"the job does not finish even when nothing is done to it: {last.cause}"
             + (f"\n{last.output}" if last.output else "")

@@ -76,6 +76,14 @@ class Run:
         """What one rank did in one attempt."""
         return read_trace(trace_file(self.directory, attempt, rank))
 
+    def error_of(self, attempt: Attempt) -> Record | None:
+        """The exception that ended the attempt's culprit, as its trace has it.
+
+        ``bases`` names its class and all base classes.
+        """
+        trace = self.trace(attempt.number, attempt.culprit or 0)
+        return next((record for record in trace if record["kind"] == "error"), None)
+
     def traces(self) -> Iterator[tuple[int, int, list[Record]]]:
         """``(attempt, rank, records)`` of every rank that was launched."""
         for attempt in self.attempts:

@@ -6,6 +6,7 @@ Guarantees: a trial's files exist until the next one starts (so that a failure c
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +60,7 @@ class Session:
         self._root = root
         self._own = root / owner
         self._own_stores = None if stores is None else stores / f"seatrial-{owner}"
+        self._made_stores = stores is not None and not stores.exists()
         self._count = 0
         self._launchers: dict[tuple[str, tuple[str, ...]], LocalLauncher] = {}
         self._references: dict[str, Reference] = {}
@@ -119,6 +121,8 @@ class Session:
     def keep(self, trial: Trial, directory: Path) -> None:
         """Copy a trial's traces, strikes, rank output and store to ``directory``."""
         shutil.copytree(trial.run.directory, directory, dirs_exist_ok=True)
+        if self._own_stores is not None:
+            shutil.copytree(self._own_stores / "store", directory / "store", dirs_exist_ok=True)
 
     def close(self) -> None:
         """End all processes and remove this process's directories."""
@@ -126,6 +130,9 @@ class Session:
             launcher.close()
         self._launchers.clear()
         self._clear()
+        if self._made_stores and self._own_stores is not None:
+            with contextlib.suppress(OSError):  # another process may still have its own in there
+                self._own_stores.parent.rmdir()
 
     def _judged(
         self,

@@ -11,7 +11,7 @@ import pytest
 from seatrial.chaos.errors import UsageError
 
 from .preflight import PlannedTrial
-from .runner import TrialFailedError, replay_line
+from .runner import TrialFailedError
 
 if TYPE_CHECKING:
     from .session_plugin import ChaosPlugin
@@ -44,15 +44,8 @@ class TrialItem(pytest.Item):
         self.add_marker("chaos")
 
     def runtest(self) -> None:
-        options = self._plugin.options
         try:
-            self._plugin.runner.run(
-                self._planned,
-                self,
-                options=options,
-                expect=self._planned.expect,
-                replay=replay_line(self._planned, options),
-            )
+            self._plugin.runner.run_item(self._planned, self)
         except UsageError as error:
             # Nothing can be proved about this job: the other trials would say the same.
             self._plugin.unusable(str(error))

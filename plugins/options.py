@@ -22,7 +22,7 @@ from seatrial.chaos.launch.plan import Workload, World
 from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
 
-from .jobs.registry import check_job_name, preload_modules
+from .jobs.registry import check_bundled, check_job_name, preload_modules, resolve_job
 from .option_table import OPTIONS, Option
 
 
@@ -48,6 +48,10 @@ class ChaosOptions:
     artifacts: str = ""
 
 
+_OF_THE_SESSION = ("fault", "store", "artifacts")
+"""Options that no single test can change."""
+
+
 def read_options(config: pytest.Config) -> ChaosOptions:
     """The options in force: the command line first, then the ini file, then the defaults.
 
@@ -60,6 +64,8 @@ def read_options(config: pytest.Config) -> ChaosOptions:
         if given is not None:
             values[option.name] = _read(option, given)
     options = ChaosOptions(**values)
+    places = (config.invocation_params.dir, config.rootpath)
+    options = replace(options, job=resolve_job(options.job, places))
     _check(options)
     return options
 
@@ -73,8 +79,10 @@ def _read(option: Option, given: str | list[str]) -> object:
         raise UsageError(f"{option.flag} {given!r} is not {option.expects}") from None
 
 
-def override(options: ChaosOptions, changes: Mapping[str, object]) -> ChaosOptions:
+def override(options: ChaosOptions, changes: Mapping[str, object], *, beside: Path) -> ChaosOptions:
     """The options with some replaced by a marker or a call; ``params`` may be a mapping.
+
+    A job's ``file.py`` is looked for in the directory ``beside``, then where pytest was started.
 
     Raises:
         UsageError: an unknown name, or values that cannot be used together.
@@ -83,12 +91,14 @@ def override(options: ChaosOptions, changes: Mapping[str, object]) -> ChaosOptio
     params = values.pop("params", None)
     if isinstance(params, Mapping):
         values["param"] = tuple(f"{key}={value}" for key, value in params.items())
-    known = [each.name for each in fields(ChaosOptions)]
+    known = [each.name for each in fields(ChaosOptions) if each.name not in _OF_THE_SESSION]
     for name in values:
         if name not in known:
             raise UsageError(f"unknown option {name!r}; the options are {', '.join(known)}, params")
     if "ranks" in values and "topology" not in values:
         values["topology"] = ""
+    if "job" in values:
+        values["job"] = resolve_job(str(values["job"]), (beside, Path.cwd()))
     changed = replace(options, **values)  # type: ignore[arg-type]
     _check(changed)
     return changed
@@ -153,6 +163,7 @@ def experiment(options: ChaosOptions) -> Experiment:
         )
     except RecoveryError as error:
         raise UsageError(str(error)) from None
+    check_bundled(options.job, params, world.topology)
     return Experiment(
         workload=_workload(options, params),
         world=world,
@@ -166,17 +177,15 @@ def experiment(options: ChaosOptions) -> Experiment:
 
 
 def _workload(options: ChaosOptions, params: dict[str, object]) -> Workload:
-    module, colon, name = options.job.rpartition(":")
-    job = f"{Path(module).resolve()}:{name}" if colon and module.endswith(".py") else options.job
     return Workload(
         entry="seatrial.plugins.jobs.loop:run",
         arguments={
-            "job": job,
+            "job": options.job,
             "params": params,
             "steps": options.steps,
             "interval": options.checkpoint_interval,
         },
-        preload=preload_modules(job),
+        preload=preload_modules(options.job),
     )
 
 

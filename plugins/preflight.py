@@ -17,6 +17,9 @@ from seatrial.chaos.verdict import Verdict
 COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "progress")
 """The state components that a control leaves out, one each."""
 
+EXTRAS = "extra components"
+"""Stands for all other components of a job's state, which are not known before it has run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
@@ -29,8 +32,10 @@ class PlannedTrial:
     omit: str = ""
 
 
-def bundled_trials(shape: Shape, *, seed: int) -> list[PlannedTrial]:
+def bundled_trials(shape: Shape, *, seed: int, extras: bool) -> list[PlannedTrial]:
     """The whole pre-flight, in order: clean first, then faults, then controls.
+
+    ``extras`` adds a control of the components that only this job has.
 
     Raises:
         UsageError: the run is too short for two checkpoints and a strike after them.
@@ -47,7 +52,8 @@ def bundled_trials(shape: Shape, *, seed: int) -> list[PlannedTrial]:
         schedule = Schedule(Schedule.parse(text).faults, seed)
         require_possible(schedule, shape)
         trials.append(PlannedTrial(name=name or schedule.label, schedule=schedule))
-    return trials + [control(component) for component in COMPONENTS]
+    omitted = (*COMPONENTS, EXTRAS) if extras else COMPONENTS
+    return trials + [control(component) for component in omitted]
 
 
 def control(component: str) -> PlannedTrial:

@@ -1,26 +1,24 @@
-"""Running trials inside pytest: what a test calls, what it raises, and the numbers it leaves.
-
-A trial's numbers become user properties of its test, which is how they reach ``--junitxml``, the
-summary table and, under xdist, the controlling process.
-"""
+"""Running trials inside pytest: what the pre-flight's items and the fixture have in common."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from seatrial.chaos.errors import UsageError
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.verdict import Verdict
 
 from .options import ChaosOptions, as_arguments, crippled, experiment, override
-from .preflight import PlannedTrial
+from .preflight import COMPONENTS, EXTRAS, PlannedTrial, control
 from .progress import ProgressLine
+from .report import failure_report, problem_with
+from .rows import as_properties, row_of
 
 CONTROL_STEPS = 2
 """How far a control goes on after its restore."""
@@ -28,22 +26,6 @@ CONTROL_STEPS = 2
 
 class TrialFailedError(Exception):
     """A trial did not end as expected; the message is the whole report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of the summary."""
-
-    fault: str
-    verdict: str
-    passed: bool
-    attempts: int
-    steps_lost: int
-    recovery_s: float | None
-    total_s: float
-
-
-ROW_PROPERTY = "chaos_row"
 
 
 class TrialRunner:
@@ -56,6 +38,29 @@ class TrialRunner:
         self._session = session
         self._progress = progress
 
+    def run_item(self, planned: PlannedTrial, node: pytest.Item) -> None:
+        """Run a trial of the pre-flight, or skip it aloud where the job has nothing to omit.
+
+        Raises:
+            TrialFailedError: another verdict than expected, or a control that missed.
+            UsageError: the trial cannot be run.
+        """
+        options = self.options
+        if planned.omit:
+            omitted = [planned.omit]
+            known = self._components(options)
+            if planned.omit == EXTRAS:
+                omitted = [name for name in known if name not in COMPONENTS]
+            if not set(omitted) & set(known):
+                pytest.skip(f"the job's state has no {planned.omit} to leave out")
+            for component in omitted:
+                each = control(component)
+                replay = replay_line(planned, options)
+                self.run(each, node, options=options, expect=each.expect, replay=replay)
+            return
+        replay = replay_line(planned, options)
+        self.run(planned, node, options=options, expect=planned.expect, replay=replay)
+
     def run(
         self,
         planned: PlannedTrial,
@@ -65,50 +70,38 @@ class TrialRunner:
         expect: Verdict | None,
         replay: str,
     ) -> Trial:
-        """Run one trial and record its row on ``node``.
+        """Run one trial and leave its numbers on ``node``.
 
         Raises:
             TrialFailedError: another verdict than expected, or a control that missed.
             UsageError: the trial cannot be run.
         """
         session, subject = self._session(), experiment(options)
+        if planned.omit and planned.omit not in (known := self._components(options)):
+            raise UsageError(
+                f"omit={planned.omit!r}: the job's state has no such component; "
+                f"it has {', '.join(known)}"
+            )
         with self._progress.of(planned.name, subject.steps) as report:
             if planned.omit:
-                known = session.reference(subject, progress=report).trajectory.beginnings[0].state
-                if planned.omit not in known:
-                    pytest.skip(f"the job has no {planned.omit} to leave out")
                 workload = crippled(subject.workload, planned.omit, stop_after=CONTROL_STEPS)
                 trial = session.control(subject, workload, steps=CONTROL_STEPS, progress=report)
             else:
                 trial = session.trial(subject, planned.schedule, progress=report)
-        problem = _problem(planned, trial, expect)
-        self._record(node, planned, trial, passed=not problem)
+        problem = problem_with(planned, trial, expect)
+        node.user_properties += as_properties(row_of(planned, trial, passed=not problem))
         if problem:
             kept = self._keep(session, trial, planned, options)
-            raise TrialFailedError(_report(planned, trial, problem, replay, kept))
+            text = failure_report(planned, trial, problem, replay=replay, kept=kept)
+            raise TrialFailedError(text)
         return trial
 
-    def _record(
-        self, node: pytest.Item, planned: PlannedTrial, trial: Trial, *, passed: bool
-    ) -> None:
-        judgement = trial.judgement
-        row = Row(
-            fault=planned.name,
-            verdict=str(trial.verdict) + (" (ok)" if planned.omit and passed else ""),
-            passed=passed,
-            attempts=judgement.attempts,
-            steps_lost=judgement.steps_lost,
-            recovery_s=judgement.recovery_s,
-            total_s=trial.run.total_s,
-        )
-        node.user_properties += [
-            ("chaos_fault", row.fault if planned.omit else str(planned.schedule)),
-            ("chaos_verdict", str(trial.verdict)),
-            ("chaos_attempts", row.attempts),
-            ("chaos_steps_lost", row.steps_lost),
-            ("chaos_recovery_s", round(row.recovery_s, 3) if row.recovery_s is not None else ""),
-            (ROW_PROPERTY, json.dumps(asdict(row))),
-        ]
+    def _components(self, options: ChaosOptions) -> tuple[str, ...]:
+        """The components of the job's state, as its reference has them."""
+        subject = experiment(options)
+        with self._progress.of("reference", subject.steps) as report:
+            reference = self._session().reference(subject, progress=report)
+        return tuple(reference.trajectory.beginnings[0].state)
 
     def _keep(
         self, session: Session, trial: Trial, planned: PlannedTrial, options: ChaosOptions
@@ -143,19 +136,24 @@ class ChaosTrial:
             expect: the verdict that makes the test pass; None accepts any, but NOT_EXERCISED
                 always fails.
             omit: leave this state component out of a restore instead; expects DIVERGED in it.
-            options: any ``--chaos-`` option by name, with ``params`` for the job's own. They
-                override the test's ``chaos`` marker, which overrides the command line.
+            options: any ``--chaos-`` option of one run by name, with ``params`` for the job's own.
+                They override the test's ``chaos`` marker, which overrides the command line.
+
+        Raises:
+            TrialFailedError: the trial ended otherwise; the message is the report.
+            UsageError: the trial cannot be run.
         """
         __tracebackhide__ = True
         marked: dict[str, object] = {}
         for mark in reversed(list(self._node.iter_markers("chaos"))):
             marked |= mark.kwargs
-        chosen = override(self._runner.options, marked | options)
+        beside = self._node.path.parent
+        chosen = override(self._runner.options, marked | options, beside=beside)
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule)
-        planned = PlannedTrial(
-            name=f"control[{omit}]" if omit else schedule.label, schedule=schedule, omit=omit
-        )
+        if not schedule.seed:
+            schedule = replace(schedule, seed=chosen.seed)
+        planned = control(omit) if omit else PlannedTrial(name=schedule.label, schedule=schedule)
         return self._runner.run(
             planned,
             self._node,
@@ -171,42 +169,3 @@ def replay_line(planned: PlannedTrial, options: ChaosOptions) -> str:
     if planned.omit:
         return f"{command} -k {shlex.quote(planned.name)}"
     return f"{command} --chaos-fault {shlex.quote(str(planned.schedule))}"
-
-
-def _problem(planned: PlannedTrial, trial: Trial, expect: Verdict | None) -> str:
-    judgement = trial.judgement
-    if planned.omit:
-        if trial.verdict is Verdict.DIVERGED and judgement.component == planned.omit:
-            return ""
-        if trial.verdict is Verdict.RECOVERED:
-            return (
-                f"blind spot: a restore without the {planned.omit} was not noticed. Either the run "
-                "is too short for it to matter, or the job does not use it"
-            )
-        blamed = f" in {judgement.component}" if judgement.component else ""
-        return (
-            f"a restore without the {planned.omit} must be called DIVERGED in {planned.omit}, "
-            f"not {trial.verdict}{blamed}: {judgement.reason}"
-        )
-    if trial.verdict is Verdict.NOT_EXERCISED or expect not in (None, trial.verdict):
-        wanted = f" instead of {expect}" if expect not in (None, trial.verdict) else ""
-        return f"{trial.verdict}{wanted}: {judgement.reason}"
-    return ""
-
-
-def _report(
-    planned: PlannedTrial, trial: Trial, problem: str, replay: str, kept: Path | None
-) -> str:
-    lines = [problem, "", f"fault:    {planned.schedule}"]
-    for attempt in trial.run.attempts:
-        resumed = f", {attempt.cause}" if attempt.cause else ""
-        lines.append(f"attempt {attempt.number}: {attempt.ending}{resumed}")
-    lines += [f"note:     {note}" for note in trial.judgement.notes]
-    last = next((each for each in reversed(trial.run.attempts) if each.output), None)
-    if last is not None:
-        whose = "the launcher" if last.culprit is None else f"rank {last.culprit}"
-        lines += ["", f"last output of {whose} in attempt {last.number}:"]
-        lines += [f"    {line}" for line in last.output.splitlines()]
-    lines += ["", f"replay:   {replay}"]
-    lines += [f"kept:     {kept}"] if kept else []
-    return "\n".join(lines)

@@ -6,7 +6,6 @@ scratch directory; every worker makes its own session in it, and the reference i
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -21,10 +20,12 @@ from seatrial.chaos.errors import UsageError
 from seatrial.chaos.session import Session
 
 from .items import Preflight, TrialItem
+from .jobs.registry import BUNDLED
 from .options import ChaosOptions, experiment, read_options
 from .preflight import bundled_trials, given_trials
 from .progress import ProgressLine
-from .runner import ROW_PROPERTY, ChaosTrial, Row, TrialRunner
+from .rows import Row, rows_in
+from .runner import ChaosTrial, TrialRunner
 from .summary import summary_lines
 
 _ROOT, _BARE, _UNUSABLE = "seatrial_root", "seatrial_bare", "seatrial_unusable"
@@ -61,7 +62,8 @@ class ChaosPlugin:
         shape = experiment(options).shape
         if options.fault:
             return list(given_trials(options.fault, shape, seed=options.seed))
-        return list(bundled_trials(shape, seed=options.seed))
+        extras = options.job not in BUNDLED
+        return list(bundled_trials(shape, seed=options.seed, extras=extras))
 
     def _open(self) -> Session:
         if self._session is None:
@@ -80,9 +82,10 @@ class ChaosPlugin:
 
     def unusable(self, reason: str) -> None:
         """Remember that nothing can be proved about the job, and end the session."""
-        if self._worker is None:
-            pytest.exit(reason, returncode=pytest.ExitCode.USAGE_ERROR)
         self._unusable = reason
+        if self._worker is None:
+            said = "nothing can be proved about this job"
+            pytest.exit(said, returncode=pytest.ExitCode.USAGE_ERROR)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -119,8 +122,7 @@ class ChaosPlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
-            rows = [value for name, value in report.user_properties if name == ROW_PROPERTY]
-            self._rows += [Row(**json.loads(str(row))) for row in rows]
+            self._rows += rows_in(report.user_properties)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .runner import Row
+from .rows import Row
 
 _HEADINGS = ("verdict", "attempts", "steps lost", "recovered in")
+_NAME_WIDTH_MIN = 24
 
 
 def summary_lines(rows: Sequence[Row], width: int) -> Iterator[tuple[Row | None, str]]:
@@ -16,15 +17,16 @@ def summary_lines(rows: Sequence[Row], width: int) -> Iterator[tuple[Row | None,
         max(len(heading), *(len(line[index]) for line in cells))
         for index, heading in enumerate(_HEADINGS)
     ]
-    room = max(20, width - sum(columns) - 2 * len(columns))
-    wanted = max(len("fault"), *(len(row.fault) for row in rows))
-    first = min(room, wanted)
-    yield None, _line("fault", _HEADINGS, first, columns)
+    room = max(_NAME_WIDTH_MIN, width - sum(columns) - 2 * len(columns))
+    first = min(room, max(len("trial"), *(len(row.trial) for row in rows)))
+    yield None, _line("trial", _HEADINGS, first, columns)
     for row, line in zip(rows, cells, strict=True):
-        yield row, _line(_shorten(row.fault, first), line, first, columns)
+        yield row, _line(_shorten(row.trial, first), line, first, columns)
     passed = sum(row.passed for row in rows)
     seconds = sum(row.total_s for row in rows)
     yield None, f"{passed} of {len(rows)} trials as expected, {seconds:.1f} s in trials"
+    for note in dict.fromkeys(row.note for row in rows if row.note):
+        yield None, f"note: {note}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -32,13 +34,17 @@ def _cells(row: Row) -> tuple[str, ...]:
     return row.verdict, str(row.attempts), str(row.steps_lost), recovery
 
 
-def _line(fault: str, cells: Sequence[str], first: int, columns: Sequence[int]) -> str:
+def _line(name: str, cells: Sequence[str], first: int, columns: Sequence[int]) -> str:
     verdict, *numbers = cells
-    text = f"{fault:<{first}}  {verdict:<{columns[0]}}"
+    text = f"{name:<{first}}  {verdict:<{columns[0]}}"
     for number, column in zip(numbers, columns[1:], strict=True):
         text += f"  {number:>{column}}"
     return text
 
 
 def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    """Cut out the middle: names of trials differ at both ends."""
+    if len(text) <= width:
+        return text
+    head = width // 4
+    return f"{text[:head]}…{text[head + 1 - width :]}"

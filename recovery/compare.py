@@ -56,8 +56,8 @@ def combine(parts: Sequence[Mapping[str, Any]], *, world_size: int | None = None
     """Add one fingerprint of every rank up to that of the whole state.
 
     Tensors and shared objects have the same names and values on every topology. Objects of one rank
-    are named ``rng/torch@rank0``. Without ``world_size`` a missing last rank goes unnoticed where no
-    tensor is sharded.
+    are named ``rng/torch@rank0``. Without ``world_size`` a missing last rank goes unnoticed where
+    no tensor is sharded.
 
     Raises:
         StateError: not exactly one part of every rank, or a tensor of which a piece is missing.

@@ -21,7 +21,6 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import numpy.random
 
@@ -37,45 +36,16 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.chaos.launch.context import RankContext
-from seatrial.recovery.errors import TopologyError
 from seatrial.recovery.rng import seed_everything
 from seatrial.recovery.sampler import ShuffleSampler, rank_share
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.topology import Topology
 
+from .gpt_config import GPTConfig, strategy_of
 from .model import GPT, VOCABULARY
 from .options import parse_options
 from .protocol import StepReport
 from .text import ByteWindows, load_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    """Sizes and hyperparameters; ``text`` is a path, empty for CPython's own documentation.
-
-    ``batch`` and ``samples`` count windows over all ranks, ``warmup`` and ``decay_steps`` optimizer
-    steps. ``augment`` is the probability that a window gets one random byte.
-    """
-
-    width: int = 32
-    layers: int = 2
-    heads: int = 2
-    context: int = 32
-    dropout: float = 0.1
-    tied: bool = True
-    text: str = ""
-    samples: int = 150
-    batch: int = 16
-    accumulation: int = 2
-    augment: float = 0.5
-    lr: float = 3e-3
-    warmup: int = 4
-    decay_steps: int = 40
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    amp: bool = True
-    init_scale: float = 2.0**10
-    growth_interval: int = 4
 
 
 class GPTJob:
@@ -97,30 +67,19 @@ class GPTJob:
             TextError: the text cannot be read or is too short.
         """
         config, device = self.config, context.device
-        strategy = _strategy(context)
+        Topology.parse(context.topology).require(context.world_size)
+        strategy = strategy_of(context.topology)
         if device.type == "cuda":
             _make_cuda_deterministic(device)
         self._text = load_text(config.text)
         self._data = ByteWindows(self._text, context=config.context, num_samples=config.samples)
         # The same initial weights on every rank and every topology.
         torch.manual_seed(context.seed)
-        model = GPT(
-            width=config.width,
-            layers=config.layers,
-            heads=config.heads,
-            context=config.context,
-            dropout=config.dropout,
-            tied=config.tied,
-        ).to(device)
+        model = _gpt(config).to(device)
         self._model = _distribute(model, strategy, context)
         self._optimizer = _adamw(self._model, config)
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, _schedule(config))
-        self._scaler = torch.amp.GradScaler(
-            device.type,
-            init_scale=config.init_scale,
-            growth_interval=config.growth_interval,
-            enabled=config.amp,
-        )
+        self._scaler = _grad_scaler(config, device.type)
         self._sampler = ShuffleSampler(
             num_samples=config.samples, seed=context.seed, batch_size=config.batch
         )
@@ -132,7 +91,7 @@ class GPTJob:
             model=self._model,
             optimizer=self._optimizer,
             scheduler=self._scheduler,
-            scaler=self._scaler,
+            scaler=self._scaler if config.amp else None,
             sampler=self._sampler,
             seed=context.seed,
         )
@@ -224,25 +183,55 @@ class GPTJob:
         so a resumed process, whose first step is another one, would round otherwise. The graph must
         be the real one: same autocast, same shapes.
         """
-        for _ in range(2):  # the second forward is where the regrouping happens
-            whole = torch.arange(self.config.batch) % len(self._data)
-            mine = rank_share(whole, rank=context.rank, world_size=context.world_size)
-            for number, part in enumerate(self._split(mine), start=1):
-                windows, weight = self._load(part, context)
-                with self._gradient_sync(number == self.config.accumulation):
-                    torch.autograd.backward(self._loss_sum(windows, context) * weight)
+        whole = torch.arange(self.config.batch) % len(self._data)
+        mine = rank_share(whole, rank=context.rank, world_size=context.world_size)
+        windows, weight = self._load(self._split(mine)[0], context)
+        torch.autograd.backward(self._loss_sum(windows, context) * weight)
+        self._loss_sum(windows, context)  # the regrouping happens in the next forward
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def _strategy(context: RankContext) -> str:
-    topology = Topology.parse(context.topology)
-    topology.require(context.world_size)
-    used = [name for name, size in topology.sizes if size > 1] or [topology.sizes[0][0]]
-    if len(used) != 1 or used[0] not in ("dp", "fsdp"):
-        raise TopologyError(
-            f"the job gpt runs on dpN (DDP) or fsdpN (FSDP2), not on {context.topology}"
-        )
-    return used[0]
+def warm_up() -> None:
+    """One step of the default model, in the process that ranks are forked from.
+
+    Compiles the CPU kernels and fills torch's caches once, where every rank of every attempt would
+    do so again. A torch built for CUDA is left alone: its autograd starts a thread for each GPU,
+    and threads do not survive a fork.
+    """
+    if torch.backends.cuda.is_built():
+        return
+    config = GPTConfig()
+    model = _gpt(config)
+    optimizer, scaler = _adamw(model, config), _grad_scaler(config, "cpu")
+    tokens = torch.zeros((config.batch // 4, config.context), dtype=torch.int64)
+    with torch.autocast("cpu", dtype=torch.float16):
+        logits = model(tokens)
+    loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+    torch.autograd.backward(scaler.scale(loss))
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def _gpt(config: GPTConfig) -> GPT:
+    return GPT(
+        width=config.width,
+        layers=config.layers,
+        heads=config.heads,
+        context=config.context,
+        dropout=config.dropout,
+        tied=config.tied,
+    )
+
+
+def _grad_scaler(config: GPTConfig, device: str) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler(
+        device,
+        init_scale=config.init_scale,
+        growth_interval=config.growth_interval,
+        enabled=config.amp,
+    )
 
 
 def _distribute(model: GPT, strategy: str, context: RankContext) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -20,6 +20,26 @@ if TYPE_CHECKING:
     from .protocol import Job
 
 BUNDLED = {"gpt": "seatrial.plugins.jobs.gpt:GPTJob"}
+_CHECKS = {"gpt": "seatrial.plugins.jobs.gpt_config"}
+
+
+def resolve_job(name: str, directories: Iterable[Path]) -> str:
+    """``file.py:Class`` with the absolute path of the file in the first directory that has it.
+
+    Any other name, and a file that no directory has, is returned as it is.
+    """
+    path, colon, class_name = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        for directory in directories:
+            if (directory / path).is_file():
+                return f"{(directory / path).resolve()}:{class_name}"
+    return name
+
+
+def check_bundled(name: str, params: Mapping[str, object], topology: str) -> None:
+    """Raise `UsageError` for what a bundled job does not take; other jobs are not known."""
+    if name in _CHECKS:
+        importlib.import_module(_CHECKS[name]).check(params, topology)
 
 
 def check_job_name(name: str) -> None:
@@ -61,15 +81,6 @@ def preload_modules(name: str) -> tuple[str, ...]:
     """Modules that a warm parent should import for this job."""
     module, _ = _split(name)
     return ("seatrial.plugins.jobs.loop",) + (() if module.endswith(".py") else (module,))
-
-
-def source_file(name: str) -> Path | None:
-    """The file that holds the job, without importing it; None if it cannot be known."""
-    module, _ = _split(name)
-    if module.endswith(".py"):
-        return Path(module)
-    spec = importlib.util.find_spec(module)
-    return Path(spec.origin) if spec and spec.origin else None
 
 
 def _split(name: str) -> tuple[str, str]:
