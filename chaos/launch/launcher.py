@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,9 +63,18 @@ def _environment(scratch: Path) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         # Importing torch._dynamo makes this directory; it must not stay behind in /tmp.
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        # Ranks import the job from wherever this process would.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(_import_path()),
     }
+
+
+def _import_path() -> list[str]:
+    """Where this process imports from beyond its interpreter's own places, as ranks must too."""
+    own = {Path(place) for place in sysconfig.get_paths().values()}
+    return [
+        path
+        for path in sys.path
+        if Path(path).exists() and not own & {Path(path), *Path(path).parents}
+    ]
 
 
 class LocalLauncher:
