@@ -187,7 +187,11 @@ class GPTJob:
         mine = rank_share(whole, rank=context.rank, world_size=context.world_size)
         windows, weight = self._load(self._split(mine)[0], context)
         torch.autograd.backward(self._loss_sum(windows, context) * weight)
-        self._loss_sum(windows, context)  # the regrouping happens in the next forward
+        # The regrouping happens in the next forward. Outside no_sync DDP would expect its backward
+        # too, take that of the first accumulated micro-batch for it, and so reduce twice in the
+        # first step: other rounding than in every later step, and a resume that is not bitwise.
+        with self._gradient_sync(False):
+            self._loss_sum(windows, context)
         self._optimizer.zero_grad(set_to_none=True)
 
 
