@@ -9,6 +9,7 @@ needs, and not from pytest, whose threads would not survive a fork.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -74,7 +75,7 @@ def put_back(state: TrainingState, captured: Captured) -> None:
 def advance(job: GPTJob, state: TrainingState, context: RankContext, steps: int) -> list[Any]:
     """One record a step, with everything that a resumed run must repeat."""
     fingerprinter = Fingerprinter(rank=context.rank)
-    records = [{"fingerprint": fingerprinter(state).to_json()}]
+    records: list[Any] = [{"fingerprint": fingerprinter(state).to_json()}]
     for _ in range(steps):
         report = job.step(context)
         state.progress.step += 1
@@ -97,7 +98,7 @@ def _first_moment(state: TrainingState) -> float:
     """The norm of AdamW's running gradient; unlike its updates it scales with the gradient."""
     moments = [t for name, t in state.tensors().items() if name.endswith("/exp_avg")]
     full = [t.full_tensor() if isinstance(t, DTensor) else t for t in moments]
-    return float(sum(t.double().square().sum() for t in full)) ** 0.5
+    return math.sqrt(sum(float(t.double().square().sum()) for t in full))
 
 
 def train(context: RankContext, options: Options) -> object:

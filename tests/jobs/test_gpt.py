@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from seatrial.chaos.errors import UsageError
-from seatrial.plugins.jobs.gpt import GPTConfig, GPTJob
+from seatrial.plugins.jobs.gpt import GPTJob
+from seatrial.plugins.jobs.gpt_config import GPTConfig
 from seatrial.recovery.compare import Combined, combine, differences, disagreements
 
 from_hex = float.fromhex

@@ -5,6 +5,8 @@ Does not verify process groups: see tests/jobs for shards of several ranks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -140,7 +142,7 @@ def test_large_tensors_have_the_same_fingerprint_piecewise(
 
 
 def test_keys_of_a_shard_are_those_of_the_whole() -> None:
-    facts = {
+    facts: Any = {
         "name": "model/w",
         "dtype": torch.float32,
         "global_shape": (6, 5),
