@@ -121,20 +121,21 @@ def _check(options: ChaosOptions) -> None:
         if empty:
             raise UsageError(f"--chaos-text {options.text!r} is empty")
     if options.store:
-        _check_store(Path(options.store))
+        _check_store(options.store)
     experiment(options)
 
 
-def _check_store(directory: Path) -> None:
-    if "://" in str(directory) or "::" in str(directory):
-        raise UsageError(f"--chaos-store {str(directory)!r}: only local directories can be stores")
+def _check_store(store: str) -> None:
+    if "://" in store or "::" in store:
+        raise UsageError(f"--chaos-store {store!r}: only local directories can be stores")
+    directory = Path(store)
     existed = directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe_publish(directory)
     except (OSError, RecoveryError) as error:
         said = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"--chaos-store {str(directory)!r} cannot be used: {said}") from None
+        raise UsageError(f"--chaos-store {store!r} cannot be used: {said}") from None
     finally:
         if not existed and directory.is_dir():
             directory.rmdir()

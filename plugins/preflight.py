@@ -78,10 +78,9 @@ def given_trials(schedules: tuple[str, ...], shape: Shape, *, seed: int) -> list
         if not schedule.seed:
             schedule = Schedule(schedule.faults, seed)
         require_possible(schedule, shape)
-        names = [trial.name for trial in trials]
         name = schedule.label
-        if name in names:
-            name = f"{name}#{names.count(name) + 1}"
+        if before := sum(trial.schedule.label == name for trial in trials):
+            name = f"{name}#{before + 1}"
         trials.append(PlannedTrial(name=name, schedule=schedule))
     return trials
 

@@ -115,9 +115,13 @@ class LocalLauncher:
         if method == "fork":
             try:
                 reason = self._ask(do="warm", modules=" ".join(preload))["unsafe"]
-            except BaseException:
+            except LaunchError as error:
                 self.close()
-                raise
+                said = str(error).partition("\n")[0]
+                if not said.startswith("warm: "):
+                    raise
+                said = said.removeprefix("warm: ")
+                raise UsageError(f"the job's module cannot be imported: {said}") from error
             if reason:
                 self.method = "spawn"
                 self.note = f"ranks are spawned, not forked: {reason}"
