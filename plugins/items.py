@@ -29,8 +29,13 @@ class Preflight(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         for planned in self._planned:
+            # As text, so that pytest takes it apart as it will when --lf reads it from its cache.
             yield TrialItem.from_parent(
-                self, name=planned.name, planned=planned, plugin=self._plugin
+                self,
+                name=planned.name,
+                nodeid=f"{self.nodeid}::{planned.name}",
+                planned=planned,
+                plugin=self._plugin,
             )
 
 

@@ -158,9 +158,17 @@ class ChaosTrial:
             planned,
             self._node,
             options=chosen,
-            expect=Verdict.DIVERGED if omit else None if expect is None else Verdict(expect),
+            expect=Verdict.DIVERGED if omit else _expected(expect),
             replay=f"pytest --chaos {shlex.quote(self._node.nodeid)}",
         )
+
+
+def _expected(name: str | None) -> Verdict | None:
+    if name is not None and name not in list(Verdict):
+        raise UsageError(
+            f"expect={name!r} is no verdict; choose None or one of {', '.join(Verdict)}"
+        )
+    return None if name is None else Verdict(name)
 
 
 def replay_line(planned: PlannedTrial, options: ChaosOptions) -> str:
