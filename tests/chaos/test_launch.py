@@ -134,7 +134,7 @@ def test_a_clean_warm_parent_forks_without_a_note(launcher: LocalLauncher) -> No
 
 
 def test_a_job_whose_module_does_not_import_is_refused_with_the_cause(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="No module named 'no_such_module'"):
+    with pytest.raises(UsageError, match=r"cannot be imported: .*No module named 'no_such_module'"):
         LocalLauncher(method="fork", scratch=[tmp_path], preload=("no_such_module",))
 
 

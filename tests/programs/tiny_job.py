@@ -26,10 +26,12 @@ from seatrial.recovery.state import TrainingState
 class TinyConfig:
     bug: str = ""
     pause_s: float = 0.0
+    log: str = ""
 
 
 class TinyJob:
-    """``bug`` is one of those that `build` and `step` look for; none by default."""
+    """``bug`` is one of those that `build` and `step` look for, none by default; every rank that
+    is built adds a line to the file ``log``."""
 
     samples_per_epoch = 12
 
@@ -38,6 +40,9 @@ class TinyJob:
         self.bug = self.config.bug
 
     def build(self, context: Any) -> TrainingState:
+        if self.config.log:
+            with open(self.config.log, "a") as log:
+                log.write(f"{context.rank} {context.attempt}\n")
         if self.bug == "crashes":
             raise RuntimeError("the data set is not where it was")
         torch.manual_seed(context.seed)

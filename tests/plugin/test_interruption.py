@@ -1,0 +1,59 @@
+"""A pytest process that is interrupted or killed leaves no process and no file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seatrial.chaos.launch.processes import descendants
+
+RunPytest = Callable[..., pytest.RunResult]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that is bound to happen; the limit only ends a broken test."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"not in 120 s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("run_pytest")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_pytest_process_that_is_ended_in_a_trial_leaves_nothing(
+    pytester: pytest.Pytester, temporary: Path, number: signal.Signals
+) -> None:
+    log = pytester.path / "built"
+    store = pytester.path / "store"
+    command = [
+        *(sys.executable, "-m", "pytest", "--chaos", "-p", "no:xdist", "-p", "no:cacheprovider"),
+        *("--chaos-job=tiny_job:TinyJob", "--chaos-steps=1000", "--chaos-fault=clean"),
+        *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", f"--chaos-store={store}"),
+    ]
+    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: log.exists() and len(log.read_text().splitlines()) == 2, "ranks run")
+        below = descendants(process.pid)
+        assert len(below) >= 3
+        os.kill(process.pid, number)
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in below), f"{below} are gone")
+    wait_until(lambda: not list(temporary.iterdir()), "the temporary directory is empty")
+    assert not store.exists() or not list(store.iterdir())
