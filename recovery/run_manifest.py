@@ -78,7 +78,7 @@ def describe(
     return sections | own
 
 
-def changes(saved: Mapping[str, object], now: Mapping[str, object]) -> tuple[str, ...]:
+def changes_between(saved: Mapping[str, object], now: Mapping[str, object]) -> tuple[str, ...]:
     """The sections that differ, in the order of `REQUALIFY`; sections of jobs come last."""
     names = [*REQUALIFY, *sorted((saved.keys() | now.keys()) - REQUALIFY.keys())]
     return tuple(name for name in names if saved.get(name) != now.get(name))

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
-from seatrial.recovery import run_manifest
 from seatrial.recovery.fingerprint import Fingerprinter
 from seatrial.recovery.probe import around
+from seatrial.recovery.run_manifest import changes_between, describe, explain
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.store import CheckpointStore, Restored
 
@@ -52,7 +52,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     preemption = _Preemption()
     job = load_job(settings.job, settings.params)
     state = job.build(context)
-    described = run_manifest.describe(job=job, context_facts=_facts(context, settings), state=state)
+    described = describe(job=job, context_facts=_facts(context, settings), state=state)
     store = CheckpointStore(
         context.store,
         keep_last=settings.keep_last,
@@ -63,7 +63,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     )
     fingerprinter = Fingerprinter(rank=context.rank)
     restored = store.restore(state.omitting([settings.omit]) if settings.omit else state)
-    changes = run_manifest.changes(restored.manifest.run, described) if restored else ()
+    changes = changes_between(restored.manifest.run, described) if restored else ()
     _record_beginning(context, job, state, fingerprinter, restored, changes)
     last = settings.steps
     if settings.stop_after is not None:
@@ -130,13 +130,16 @@ def _record_beginning(
     changes: tuple[str, ...],
 ) -> None:
     damaged = [list(each) for each in restored.damaged] if restored else []
+    differs = [f"another run saved this checkpoint: {line}" for line in explain(changes)]
+    if context.rank == 0:
+        for line in differs:
+            print(line)
     context.trace.record(
         "began",
         restored=None if restored is None else restored.step,
         source=None if restored is None else restored.manifest.writer.get("attempt"),
         damaged=damaged,
-        notes=state.notes,
-        changes=run_manifest.explain(changes),
+        notes=[*state.notes, *differs],
         samples_per_epoch=getattr(job, "samples_per_epoch", None),
         fingerprint=fingerprinter(state).to_json(),
     )
