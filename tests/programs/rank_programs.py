@@ -135,6 +135,7 @@ def have_children(context: RankContext, arguments: Arguments) -> None:
         os._exit(0)
     os.wait()
     context.trace.record("daemon", pid=int(os.read(reading, 32)))
+    dist.barrier()
     train(context, {"steps": 1})
     if not arguments.get("leave"):
         time.sleep(3600)
