@@ -30,7 +30,8 @@ def run_pytest(
     """``run_pytest("--chaos", …)`` as a user would type it, in a process and directory of its own;
     warnings are errors. ``run_pytest("tiny", …)`` puts the tiny job on trial."""
     programs = Path(__file__).parents[1] / "programs"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(programs), str(pytester.path)]))
+    for directory in (programs, pytester.path):
+        monkeypatch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
     monkeypatch.setenv("COLUMNS", "160")
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
