@@ -38,7 +38,7 @@ class ChaosOptions:
     topology: str = ""
     device: str = "auto"
     store: str = ""
-    steps: int = 20
+    steps: int = 14
     checkpoint_interval: int = 5
     seed: int = 0
     fault: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
         (["--chaos-timeout=nan"], ["--chaos-timeout", "above 0"]),
         (["--chaos-max-restarts=-1"], ["--chaos-max-restarts"]),
         (["--chaos-fault=kill rank=2 at=data"], ["can never fire", "2 ranks"]),
-        (["--chaos-fault=kill rank=1 at=step:21/data"], ["can never fire", "step 20"]),
+        (["--chaos-fault=kill rank=1 at=step:15/data"], ["can never fire", "step 14"]),
         (["--chaos-fault=kill rank=1 at=step:0/data"], ["can never fire"]),
         (["--chaos-fault=kill rank=1 at=restore"], ["can never fire"]),
         (["--chaos-fault=kil rank=1 at=data"], ["'kil'", "kill, stop"]),
