@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .dcp import SeatrialReader, SeatrialWriter
     from .inspect import StoreReport, inspect_store
     from .manifest import Manifest
     from .probe import around, listen
@@ -22,6 +23,8 @@ __all__ = [
     "CheckpointStore",
     "Manifest",
     "Restored",
+    "SeatrialReader",
+    "SeatrialWriter",
     "StoreReport",
     "Topology",
     "TrainingState",
@@ -35,6 +38,8 @@ _MODULES = {
     "CheckpointStore": "store",
     "Manifest": "manifest",
     "Restored": "store",
+    "SeatrialReader": "dcp",
+    "SeatrialWriter": "dcp",
     "StoreReport": "inspect",
     "Topology": "topology",
     "TrainingState": "state",

@@ -23,7 +23,7 @@ from pathlib import Path
 from .errors import CheckpointError, ManifestError
 from .files import retried
 from .manifest import MANIFEST_BYTES_MAX, Manifest
-from .publish import TEMPORARY_SUFFIX, open_directory
+from .publish import TEMPORARY_SUFFIX, open_directory, open_regular
 
 __all__ = ["CheckpointDirectory", "PublishedManifest"]
 
@@ -33,6 +33,7 @@ QUARANTINE = "quarantine"
 TRASH_PREFIX = ".trash-"
 ATTEMPT_PREFIX = "attempt-"
 
+_NOTE_BYTES_MAX = 4096
 _STEP = re.compile(r"step-([0-9]{8,})")
 
 
@@ -67,7 +68,7 @@ class CheckpointDirectory:
         """All steps that have a directory, published or not, lowest first."""
         matches = (_STEP.fullmatch(name) for name in _names(self.root))
         # A directory under another spelling of the number (more zeros) is none of ours.
-        steps = (int(match[1]) for match in matches if match)
+        steps = {int(match[1]) for match in matches if match}
         return sorted(step for step in steps if self.step(step).is_dir())
 
     def is_published(self, step: int) -> bool:
@@ -85,7 +86,7 @@ class CheckpointDirectory:
             ManifestError: it is not whole, breaks the schema, or belongs to another step.
         """
         path = self.manifest(step)
-        content = retried(lambda: _read(path), path)
+        content = retried(lambda: _read(path, MANIFEST_BYTES_MAX + 1), path)
         manifest = Manifest.from_bytes(content)
         if manifest.step != step:
             raise ManifestError(f"{path} is the manifest of step {manifest.step}")
@@ -94,8 +95,8 @@ class CheckpointDirectory:
     def verified_attempt(self, step: int) -> str | None:
         """The attempt that `verified.json` of the step vouches for, or None."""
         try:
-            note = json.loads((self.step(step) / VERIFIED).read_bytes())
-        except (OSError, ValueError):
+            note = json.loads(_read(self.step(step) / VERIFIED, _NOTE_BYTES_MAX))
+        except (OSError, ValueError, RecursionError):
             return None
         attempt = note.get("attempt") if isinstance(note, dict) else None
         return attempt if isinstance(attempt, str) else None
@@ -136,8 +137,8 @@ def _names(directory: Path) -> list[str]:
         return []
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, bytes_max: int) -> bytes:
     with open_directory(path.parent) as directory:
-        file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        file = open_regular(directory, path.name)
     with open(file, "rb") as stream:
-        return stream.read(MANIFEST_BYTES_MAX + 1)
+        return stream.read(bytes_max)

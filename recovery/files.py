@@ -1,9 +1,10 @@
 """Reading a checkpoint's files with every byte verified.
 
-Guarantees: no symlink in place of a file or of its directory is followed; what is returned or
-filled in matches its digest and its file has the size that the manifest states; missing, short,
-changed and unreadable files raise `DamagedCheckpointError` that names the file. Transient errors
-are retried. Other failures of the storage (permission, too many open files, a stale mount) stay
+Guarantees: no symlink in place of a file or of its directory is followed, and only regular files
+are opened; what is returned or filled in matches its digest and its file has the size that the
+manifest states, which is checked before memory is allocated; missing, short, changed and unreadable
+files raise `DamagedCheckpointError` that names the file. Transient errors are retried. Other
+failures of the storage (permission, too many open files, a stale mount) stay
 `OSError`: they say nothing about the checkpoint.
 
 Does not: write anything, or decode what it reads. Torch-free; called by the reader and `inspect`.
@@ -23,7 +24,7 @@ from typing import TypeVar
 from .digest import Digest, digest
 from .errors import DamagedCheckpointError
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry
-from .publish import open_directory
+from .publish import open_directory, open_regular
 
 __all__ = ["file_problems", "fill_chunk", "open_shard", "read_file", "retried"]
 
@@ -31,7 +32,7 @@ PIECE_BYTES = 8 << 20
 ATTEMPTS = 3
 RETRY_PAUSE_S = 0.02
 
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 _UNREADABLE = (errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO))
 _T = TypeVar("_T")
 
@@ -56,7 +57,7 @@ def retried(use: Callable[[], _T], path: Path) -> _T:
 @contextmanager
 def _open(path: Path, size: int) -> Iterator[int]:
     with open_directory(path.parent) as directory:
-        file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        file = open_regular(directory, path.name)
     try:
         found = os.fstat(file).st_size
         if found != size:
@@ -69,8 +70,8 @@ def _open(path: Path, size: int) -> Iterator[int]:
 def read_file(directory: Path, entry: FileEntry) -> bytes:
     """The verified content of a file that is digested as a whole."""
     path = directory / entry.name
-    content = bytearray(entry.size)
     with _open(path, entry.size) as file:
+        content = bytearray(entry.size)
         _read_into(file, memoryview(content), 0, path)
     if digest(content) != entry.digest:
         raise DamagedCheckpointError(f"{path} does not match its digest")
@@ -115,13 +116,18 @@ def _read_into(file: int, target: memoryview, offset: int, path: Path) -> None:
 def file_problems(directory: Path, manifest: Manifest) -> list[str]:
     """Every file and chunk of the manifest that is missing, short, changed or unreadable."""
     problems: list[str] = []
-    chunks: dict[str, list[tuple[Chunk, str]]] = {entry.name: [] for entry in manifest.shards}
+    # Tied tensors share their chunks, which are read once.
+    chunks: dict[str, dict[tuple[int, int], tuple[Chunk, str]]] = {
+        entry.name: {} for entry in manifest.shards
+    }
     for tensor in manifest.tensors:
         for chunk in tensor.chunks:
-            chunks[chunk.file].append((chunk, tensor.name))
+            chunks[chunk.file].setdefault((chunk.offset, chunk.length), (chunk, tensor.name))
     for shard in manifest.shards:
         path = directory / shard.name
-        held = sorted(chunks[shard.name], key=lambda item: item[0].offset)
+        held = sorted(
+            chunks[shard.name].values(), key=lambda item: (item[0].offset, item[0].length)
+        )
         try:
             problems += retried(partial(_shard_problems, directory, shard, held), path)
         except (DamagedCheckpointError, OSError) as error:

@@ -2,8 +2,9 @@
 
 Guarantees: `Manifest.to_bytes` and `Manifest.from_bytes` are inverse; the bytes are one JSON object
 whose first member is the digest of the rest, so any truncation or changed bit is recognised and
-raises `ManifestError`, as does whatever breaks the schema. File names are single path components:
-nothing outside the attempt's directory can be named. Nothing that is decoded executes code.
+raises `ManifestError`, as does whatever breaks the schema or contradicts itself, however it was
+sealed: see `seatrial.recovery.references`. File names are single path components: nothing outside
+the attempt's directory can be named. Nothing that is decoded executes code.
 
 Does not: read shards, look at the file system, or know tensors beyond their names, dtypes and
 shapes. Torch-free; anyone may call it.
@@ -12,7 +13,6 @@ shapes. Torch-free; anyone may call it.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,12 +21,14 @@ from typing import TypeVar
 from . import plain
 from .digest import digest, is_digest
 from .errors import CheckpointError, ManifestError
+from .references import check_references
 
 __all__ = ["Chunk", "FileEntry", "Manifest", "ShardEntry", "TensorEntry", "check_file_name"]
 
 FORMAT = "seatrial-checkpoint"
 VERSION = 1
 MANIFEST_BYTES_MAX = 256 << 20
+_NUMBER_LIMIT = 1 << 63
 
 _HEAD = b'{"digest":"%s","manifest":'
 _HEAD_BYTES = len(_HEAD % digest(b"").encode())
@@ -109,7 +111,13 @@ class Manifest:
         return sum(shard.size for shard in self.shards) + sum(file.size for file in self.objects)
 
     def to_bytes(self) -> bytes:
-        """The file's content; raises `StateError` for a ``writer`` or ``run`` that is not plain."""
+        """The file's content.
+
+        Raises:
+            StateError: ``writer`` or ``run`` is not plain data.
+            ManifestError: the entries contradict each other; `from_bytes` would refuse them.
+        """
+        check_references(self)
         body = json.dumps(
             {
                 "format": FORMAT,
@@ -159,9 +167,9 @@ class Manifest:
             )
         try:
             manifest = _manifest(fields)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest breaks the schema: {error!r}") from error
-        _check_references(manifest)
+        check_references(manifest)
         return manifest
 
 
@@ -244,72 +252,46 @@ def _file(fields: Mapping[str, object]) -> FileEntry:
     )
 
 
-def _check_references(manifest: Manifest) -> None:
-    if not len(manifest.shards) == len(manifest.objects) == manifest.world_size > 0:
-        raise ManifestError(
-            f"the manifest lists {len(manifest.shards)} shards and {len(manifest.objects)} object "
-            f"files of {manifest.world_size} ranks"
-        )
-    shards = {entry.name: entry for entry in manifest.shards}
-    names = shards.keys() | {entry.name for entry in manifest.objects}
-    if len(names) != 2 * manifest.world_size:
-        raise ManifestError("the manifest lists a file twice")
-    if len({entry.name for entry in manifest.tensors}) != len(manifest.tensors):
-        raise ManifestError("the manifest lists a tensor twice")
-    for tensor in manifest.tensors:
-        volume = 0
-        for chunk in tensor.chunks:
-            shard = shards.get(chunk.file)
-            if shard is None or not shard.header <= chunk.offset <= shard.size - chunk.length:
-                raise ManifestError(
-                    f"a chunk of tensor {tensor.name!r} lies outside of {chunk.file!r}"
-                )
-            ends = [o + s for o, s in zip(chunk.offsets, chunk.sizes, strict=False)]
-            if not len(ends) == len(chunk.offsets) == len(chunk.sizes) == len(tensor.shape) or any(
-                end > size for end, size in zip(ends, tensor.shape, strict=True)
-            ):
-                raise ManifestError(f"a chunk of tensor {tensor.name!r} lies outside of its shape")
-            volume += math.prod(chunk.sizes)
-        if volume != math.prod(tensor.shape) or not tensor.chunks:
-            raise ManifestError(
-                f"the chunks of tensor {tensor.name!r} hold {volume} of its "
-                f"{math.prod(tensor.shape)} elements"
-            )
+def _shown(value: object) -> str:
+    """``value`` for a message; what is long or nested is named by its type alone."""
+    if isinstance(value, (list, dict)):
+        return f"a {type(value).__name__}"
+    return f"{value!r:.80}"
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text expected, found {value!r:.80}")
+        raise TypeError(f"text expected, found {_shown(value)}")
     return value
 
 
 def _natural(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"a number of 0 or more expected, found {value!r:.80}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _NUMBER_LIMIT:
+        raise TypeError(f"a number from 0 to {_NUMBER_LIMIT - 1} expected, found {_shown(value)}")
     return value
 
 
 def _naturals(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise TypeError(f"a list of numbers expected, found {value!r:.80}")
+        raise TypeError(f"a list of numbers expected, found {_shown(value)}")
     return tuple(_natural(item) for item in value)
 
 
 def _digest(value: object) -> str:
     # A missing digest is damage: nothing is ever read without one.
     if not is_digest(value):
-        raise TypeError(f"a digest expected, found {value!r:.80}")
+        raise TypeError(f"a digest expected, found {_shown(value)}")
     return str(value)
 
 
 def _free(value: object) -> dict[str, object]:
     decoded = plain.decode(value, arrays=False)
     if not isinstance(decoded, dict):
-        raise TypeError(f"an object expected, found {value!r:.80}")
+        raise TypeError(f"an object expected, found {_shown(value)}")
     return decoded
 
 
 def _each(value: object, read: Callable[[Mapping[str, object]], _T]) -> tuple[_T, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise TypeError(f"a list of objects expected, found {value!r:.80}")
+        raise TypeError(f"a list of objects expected, found {_shown(value)}")
     return tuple(read(item) for item in value)

@@ -2,9 +2,9 @@
 
 Guarantees: `loads(dumps(x))` equals ``x`` bit for bit, type for type and in the same order, for
 None, bool, int of any size, float (NaN payloads, infinities, -0.0), str (lone surrogates too),
-bytes, list, tuple, set, frozenset, dict and OrderedDict with any encodable keys, and, nested in
-them, NumPy scalars and arrays and torch tensors. Decoding never executes code and imports nothing
-but NumPy or torch, and those only when such a value is met.
+bytes, BytesIO (its position is 0), list, tuple, set, frozenset, dict and OrderedDict with any
+encodable keys, and, nested in them, NumPy scalars and arrays and torch tensors. Decoding never
+executes code and imports nothing but NumPy or torch, and those only when such a value is met.
 
 Does not: keep identity (a list that is held twice comes back as two lists), subclasses (refused),
 the device, memory layout or ``requires_grad`` of a tensor (it comes back on the CPU, contiguous).
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import math
 import re
@@ -95,6 +96,8 @@ def encode(value: object, *, name: str = "value", arrays: bool = True) -> object
         return value if _is_text(value) else _tagged("str", _base64(_surrogates(value)))
     if isinstance(value, bytes) and kind is bytes:
         return _tagged("bytes", _base64(value))
+    if isinstance(value, io.BytesIO) and kind is io.BytesIO:
+        return _tagged("BytesIO", _base64(value.getvalue()))
     if isinstance(value, (list, tuple)) and kind in (list, tuple):
         items = [
             encode(item, name=f"{name}[{index}]", arrays=arrays) for index, item in enumerate(value)
@@ -112,8 +115,8 @@ def encode(value: object, *, name: str = "value", arrays: bool = True) -> object
             return encoded
     raise StateError(
         f"{name} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot store; "
-        "store plain data instead: None, bool, int, float, str, bytes, list, tuple, set, dict"
-        + (", NumPy arrays and torch tensors" if arrays else " (no arrays or tensors here)")
+        "store plain data instead: None, bool, int, float, str, bytes, BytesIO, list, tuple, set, "
+        + ("dict, NumPy arrays and torch tensors" if arrays else "dict (no arrays or tensors here)")
     )
 
 
@@ -179,7 +182,7 @@ def decode(encoded: object, *, arrays: bool = True) -> object:
             if tag == "torch.tensor":
                 return _decode_tensor(dtype, shape, raw)
             return _decode_numpy(dtype, shape, raw, scalar=tag == "numpy.scalar")
-    except (ValueError, TypeError, struct.error) as error:
+    except (ValueError, TypeError, OverflowError, RuntimeError, struct.error) as error:
         raise ManifestError(f"a stored value tagged {tag!r} is malformed: {error}") from error
     raise ManifestError(f"a stored value is tagged {tag!r}, which this version does not know")
 
@@ -256,6 +259,7 @@ _TEXT: dict[str, Callable[[str], object]] = {
     "float": lambda text: struct.unpack("<d", bytes.fromhex(text))[0],
     "str": lambda text: _bytes(text).decode("utf-8", "surrogatepass"),
     "bytes": _bytes,
+    "BytesIO": lambda text: io.BytesIO(_bytes(text)),
 }
 _SEQUENCES: dict[str, Callable[[list[object]], object]] = {
     "tuple": tuple,

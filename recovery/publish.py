@@ -12,8 +12,10 @@ system without exclusive links (FAT, many FUSE bridges to object stores) is refu
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +24,14 @@ from typing import Literal
 from .errors import AlreadyPublishedError, StorageUnsupportedError
 from .probe import around
 
-__all__ = ["fsync_directory", "open_directory", "probe_publish", "publish_at", "publish_once"]
+__all__ = [
+    "fsync_directory",
+    "open_directory",
+    "open_regular",
+    "probe_publish",
+    "publish_at",
+    "publish_once",
+]
 
 TEMPORARY_SUFFIX = ".tmp"
 _WRITE_BYTES_MAX = 1 << 30
@@ -36,6 +45,21 @@ def open_directory(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_regular(directory: int, name: str) -> int:
+    """A descriptor to read ``name`` in the open ``directory``, if that is a regular file.
+
+    Raises:
+        OSError: `ELOOP` for a symlink, `EISDIR` for anything else that is no file. A named pipe is
+            not waited for.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(name, flags, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EISDIR, "not a regular file", name)
+    return file
 
 
 def fsync_directory(path: Path) -> None:
@@ -116,8 +140,7 @@ def write_all(file: int, data: bytes | bytearray | memoryview) -> None:
 
 
 def _read(directory: int, name: str) -> bytes:
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    with open(file, "rb") as stream:
+    with open(open_regular(directory, name), "rb") as stream:
         return stream.read()
 
 

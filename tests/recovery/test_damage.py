@@ -55,7 +55,21 @@ def swap_for_a_directory(path: Path) -> None:
     path.mkdir()
 
 
-DAMAGES = [flip, truncate, extend, zero, symlink, Path.unlink, swap_for_a_directory]
+def swap_for_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = [
+    flip,
+    truncate,
+    extend,
+    zero,
+    symlink,
+    Path.unlink,
+    swap_for_a_directory,
+    swap_for_a_pipe,
+]
 
 
 @pytest.fixture(scope="module")
