@@ -113,8 +113,13 @@ def _read_into(file: int, target: memoryview, offset: int, path: Path) -> None:
         done += count
 
 
-def file_problems(directory: Path, manifest: Manifest) -> list[str]:
-    """Every file and chunk of the manifest that is missing, short, changed or unreadable."""
+def file_problems(
+    directory: Path, manifest: Manifest, *, progress: Callable[[int], object] = lambda done: None
+) -> list[str]:
+    """Every file and chunk of the manifest that is missing, short, changed or unreadable.
+
+    ``progress`` is told how many bytes have been checked since it was last called.
+    """
     problems: list[str] = []
     # Tied tensors share their chunks, which are read once.
     chunks: dict[str, dict[tuple[int, int], tuple[Chunk, str]]] = {
@@ -129,18 +134,24 @@ def file_problems(directory: Path, manifest: Manifest) -> list[str]:
             chunks[shard.name].values(), key=lambda item: (item[0].offset, item[0].length)
         )
         try:
-            problems += retried(partial(_shard_problems, directory, shard, held), path)
+            problems += retried(partial(_shard_problems, directory, shard, held, progress), path)
         except (DamagedCheckpointError, OSError) as error:
             problems.append(str(error))
     for entry in manifest.objects:
         try:
             retried(partial(read_file, directory, entry), directory / entry.name)
+            progress(entry.size)
         except (DamagedCheckpointError, OSError) as error:
             problems.append(str(error))
     return problems
 
 
-def _shard_problems(directory: Path, shard: ShardEntry, held: list[tuple[Chunk, str]]) -> list[str]:
+def _shard_problems(
+    directory: Path,
+    shard: ShardEntry,
+    held: list[tuple[Chunk, str]],
+    progress: Callable[[int], object],
+) -> list[str]:
     problems = []
     end = shard.header
     with open_shard(directory, shard) as file:
@@ -153,6 +164,7 @@ def _shard_problems(directory: Path, shard: ShardEntry, held: list[tuple[Chunk, 
             if chunk.offset != end:
                 problems.append(f"{directory / shard.name} has bytes without a digest at {end}")
             end = chunk.offset + chunk.length
+            progress(chunk.length)
     if end != shard.size:
         problems.append(f"{directory / shard.name} has bytes without a digest at {end}")
     return problems

@@ -1,12 +1,13 @@
 """What is deleted, and when: leftovers of dead attempts, and checkpoints that are not needed.
 
-The rule: of the published steps, the newest ``keep_last`` are kept, and the newest one that is
-known to be good, however old it is. Known to be good means restored from with every rank's reads
-verified, or every digest checked again by `verify`. If none is known to be good when something is
-to be deleted, the newest steps are checked first, and without a good one nothing is deleted.
+The rule: of the published steps, the newest ``keep_last`` are kept, those that ``keep_every``
+divides if it is given, and the newest one that is known to be good, however old it is. Known to be
+good means restored from with every rank's reads verified, or every digest checked again by
+`verify`. If none is known to be good when something is to be deleted, the newest steps are checked
+first, and without a good one nothing is deleted.
 
 Guarantees: a step disappears by one rename, made durable before any of its files goes, so that a
-crash leaves it whole or gone. Damaged checkpoints are set aside, never deleted. The attempt in
+crash leaves it whole or gone. What is in quarantine is never deleted. The attempt in
 flight is never touched, because collecting happens only after it was published.
 
 Does not: know of other live runs; one run at a time owns a directory. Torch-free; called by the
@@ -27,7 +28,7 @@ from .errors import CheckpointError
 from .files import file_problems
 from .publish import fsync_directory
 
-__all__ = ["collect", "is_verified", "mark_verified", "quarantine"]
+__all__ = ["check_rule", "collect", "is_verified", "mark_verified", "quarantine", "superseded"]
 
 
 def is_verified(directory: CheckpointDirectory, step: int) -> bool:
@@ -49,26 +50,59 @@ def mark_verified(directory: CheckpointDirectory, step: int, attempt: str) -> No
     temporary.rename(directory.step(step) / VERIFIED)
 
 
-def verify(directory: CheckpointDirectory, step: int) -> bool:
+def verify(directory: CheckpointDirectory, step: int, *, record: bool = True) -> bool:
     """Check every digest of ``step`` and record it if all are right."""
     try:
         manifest = directory.read_manifest(step).manifest
         problems = file_problems(directory.attempt(step, manifest.attempt), manifest)
     except (CheckpointError, OSError):
         return False
-    if not problems:
+    if not problems and record:
         mark_verified(directory, step, manifest.attempt)
     return not problems
 
 
-def collect(directory: CheckpointDirectory, *, keep_last: int) -> list[str]:
+def check_rule(keep_last: int, keep_every: int | None) -> None:
+    """Raise `ValueError` unless the rule keeps something."""
+    if keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
+    if keep_every is not None and keep_every < 1:
+        raise ValueError(f"keep_every is {keep_every}; give a number of steps, 1 or more, or None")
+
+
+def superseded(
+    directory: CheckpointDirectory,
+    *,
+    keep_last: int,
+    keep_every: int | None = None,
+    record: bool = True,
+) -> list[int]:
+    """The published steps that the rule does not keep; with ``record=False`` nothing is written."""
+    newest_first = directory.published()[::-1]
+    candidates = [
+        step for step in newest_first[keep_last:] if keep_every is None or step % keep_every
+    ]
+    if not candidates:
+        return []
+    good = next((step for step in newest_first if is_verified(directory, step)), None)
+    if good is None:
+        good = next((s for s in newest_first if verify(directory, s, record=record)), None)
+    if good is None:
+        return []
+    return [step for step in candidates if step != good]
+
+
+def collect(
+    directory: CheckpointDirectory, *, keep_last: int, keep_every: int | None = None
+) -> list[str]:
     """Delete leftovers, and published steps by the rule.
 
     Returns:
         What was deleted, relative to the directory.
     """
-    superseded = [directory.step(step) for step in _superseded(directory, keep_last)]
-    doomed = [*directory.leftovers(), *superseded]
+    unneeded = superseded(directory, keep_last=keep_last, keep_every=keep_every)
+    steps = [directory.step(step) for step in unneeded]
+    doomed = [*directory.leftovers(), *steps]
     collected = []
     trash = []
     for path in doomed:
@@ -76,7 +110,7 @@ def collect(directory: CheckpointDirectory, *, keep_last: int) -> list[str]:
         if gone is not None:
             trash.append(gone)
             collected.append(str(path.relative_to(directory.root)))
-    if superseded:
+    if steps:
         fsync_directory(directory.root)
     for path in trash:
         if path.is_dir() and not path.is_symlink():
@@ -84,19 +118,6 @@ def collect(directory: CheckpointDirectory, *, keep_last: int) -> list[str]:
         else:
             path.unlink(missing_ok=True)
     return collected
-
-
-def _superseded(directory: CheckpointDirectory, keep_last: int) -> list[int]:
-    newest_first = directory.published()[::-1]
-    candidates = newest_first[keep_last:]
-    if not candidates:
-        return []
-    good = next((step for step in newest_first if is_verified(directory, step)), None)
-    if good is None:
-        good = next((step for step in newest_first if verify(directory, step)), None)
-    if good is None:
-        return []
-    return [step for step in candidates if step != good]
 
 
 def _set_aside_for_deletion(directory: CheckpointDirectory, path: Path) -> Path | None:

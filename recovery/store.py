@@ -86,6 +86,7 @@ class CheckpointStore:
         exchange: how ranks talk; by default over the default process group's store, looked up at
             the first `save` or `restore`.
         keep_last: how many of the newest checkpoints are kept at least; 1 or more.
+        keep_every: steps that it divides are kept as well, for good; None for no such steps.
         topology, writer, run: kept in every manifest; see `Manifest`.
         timeout_s: of the exchange, if none is given; see `Exchange.from_process_group`.
     """
@@ -96,16 +97,17 @@ class CheckpointStore:
         *,
         exchange: Exchange | None = None,
         keep_last: int = 2,
+        keep_every: int | None = None,
         topology: str = "",
         writer: Mapping[str, object] | None = None,
         run: Mapping[str, object] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        if keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
+        retention.check_rule(keep_last, keep_every)
         self._directory = CheckpointDirectory(Path(directory).absolute())
         self._exchange = exchange
         self._keep_last = keep_last
+        self._keep_every = keep_every
         self._labels = Labels(topology=topology, writer=dict(writer or {}), run=dict(run or {}))
         self._timeout_s = timeout_s
         self._parent_step: int | None = None
@@ -207,14 +209,18 @@ class CheckpointStore:
         published = self._directory.published()
         if published:
             retention.verify(self._directory, published[-1])
-        return retention.collect(self._directory, keep_last=self._keep_last)
+        return retention.collect(
+            self._directory, keep_last=self._keep_last, keep_every=self._keep_every
+        )
 
     def _collect(self, step: int) -> Sequence[str]:
         if not self.exchange.is_coordinator:
             return []
         with around("checkpoint/collect", step=step):
             try:
-                return retention.collect(self._directory, keep_last=self._keep_last)
+                return retention.collect(
+                    self._directory, keep_last=self._keep_last, keep_every=self._keep_every
+                )
             except (OSError, CheckpointError) as error:
                 # The checkpoint is safe; what is lost is space, and the next save tries again.
                 warnings.warn(

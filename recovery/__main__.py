@@ -1,0 +1,215 @@
+"""``python -m seatrial.recovery``: list, verify and prune a store from the command line.
+
+Guarantees: `list` and `verify` write nothing but the note that a step was verified; `prune` deletes
+by the rule of `seatrial.recovery.retention`, and with ``--dry-run`` writes nothing at all. Exit
+status 0 if all is well, 1 if something is damaged, 2 if the command cannot be carried out. torch is
+not imported.
+
+Does not: repair, move to quarantine, or know whether a run is saving: do not prune while one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import retention
+from .directory import CheckpointDirectory
+from .errors import CheckpointError
+from .files import file_problems
+
+OK, DAMAGED, USAGE = 0, 1, 2
+
+PROGRESS_BYTES_MIN = 1 << 30
+"""What is verified sooner than anybody would look needs no progress bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A published step, as `list` and `verify` print it."""
+
+    step: int
+    size_bytes: int | None
+    world_size: int | None
+    topology: str | None
+    verified: bool
+    problems: tuple[str, ...] = ()
+
+
+class Bar:
+    """A line on standard error, if that is a terminal and ``total`` is large."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._shown = total >= PROGRESS_BYTES_MIN and sys.stderr.isatty()
+
+    def add(self, size_bytes: int) -> None:
+        before, self._done = self._done, self._done + size_bytes
+        percent = 100 * self._done // self._total
+        if self._shown and percent != 100 * before // self._total:
+            cells = "#" * (percent // 4)
+            print(f"\r[{cells:25}] {percent:3}%", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._shown:
+            print(f"\r{'':32}\r", end="", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one command; the exit status."""
+    options = _parser().parse_args(arguments)
+    directory = CheckpointDirectory(Path(options.directory))
+    run: Callable[[CheckpointDirectory, argparse.Namespace], int] = options.run
+    if not directory.root.is_dir():
+        return _refuse(f"{directory.root} is no directory; give the directory of the checkpoints")
+    try:
+        return run(directory, options)
+    except (OSError, CheckpointError) as error:
+        return _refuse(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m seatrial.recovery",
+        description="List, verify and prune a directory of checkpoints.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("directory", help="of the checkpoints of one run")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+        command.set_defaults(run=run)
+        return command
+
+    add("list", _list, "The published steps; only their manifests are read.")
+    verify = add("verify", _verify, "Check every digest of one step, or of all.")
+    verify.add_argument("step", type=int, nargs="?", help="all if left out")
+    prune = add("prune", _prune, "Delete leftovers and steps that are not needed.")
+    prune.add_argument("--keep-last", type=int, required=True, metavar="N", help="1 or more")
+    prune.add_argument("--keep-every", type=int, metavar="N", help="keep steps that N divides")
+    prune.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    return parser
+
+
+def _list(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
+    rows = [_row(directory, step) for step in directory.published()]
+    leftovers = [str(path.relative_to(directory.root)) for path in directory.leftovers()]
+    quarantined = directory.quarantined()
+    if options.json:
+        _print_json(
+            steps=[asdict(row) for row in rows], leftovers=leftovers, quarantined=quarantined
+        )
+    else:
+        _print_rows(rows)
+        for title, names in (("leftover", leftovers), ("quarantined", quarantined)):
+            for name in names:
+                print(f"{title}: {name}")
+    return _status(rows)
+
+
+def _verify(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
+    published = directory.published()
+    if options.step is not None and options.step not in published:
+        return _refuse(f"step {options.step} is not published; published are {published}")
+    steps = published if options.step is None else [options.step]
+    rows = [_row(directory, step) for step in steps]
+    bar = Bar(sum(row.size_bytes or 0 for row in rows))
+    try:
+        rows = [row if row.problems else _verified(directory, row, bar) for row in rows]
+    finally:
+        bar.close()
+    if options.json:
+        _print_json(steps=[asdict(row) for row in rows])
+    else:
+        _print_rows(rows)
+    return _status(rows)
+
+
+def _verified(directory: CheckpointDirectory, row: Row, bar: Bar) -> Row:
+    manifest = directory.read_manifest(row.step).manifest
+    attempt = directory.attempt(row.step, manifest.attempt)
+    problems = tuple(file_problems(attempt, manifest, progress=bar.add))
+    if not problems:
+        retention.mark_verified(directory, row.step, manifest.attempt)
+    return Row(**{**vars(row), "verified": not problems, "problems": problems})
+
+
+def _prune(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
+    rule = {"keep_last": options.keep_last, "keep_every": options.keep_every}
+    try:
+        retention.check_rule(**rule)
+    except ValueError as error:
+        return _refuse(str(error))
+    if options.dry_run:
+        steps = retention.superseded(directory, **rule, record=False)
+        paths = [*directory.leftovers(), *(directory.step(step) for step in steps)]
+        deleted = [str(path.relative_to(directory.root)) for path in paths]
+    else:
+        deleted = retention.collect(directory, **rule)
+    rows = [_row(directory, step) for step in directory.published()]
+    if options.json:
+        _print_json(dry_run=options.dry_run, deleted=deleted)
+    else:
+        for name in deleted:
+            print(f"{'would delete' if options.dry_run else 'deleted'}: {name}")
+        if not deleted:
+            print("nothing to delete")
+    return _status(rows)
+
+
+def _row(directory: CheckpointDirectory, step: int) -> Row:
+    try:
+        manifest = directory.read_manifest(step).manifest
+    except (CheckpointError, OSError) as error:
+        return Row(
+            step=step,
+            size_bytes=None,
+            world_size=None,
+            topology=None,
+            verified=False,
+            problems=(str(error),),
+        )
+    return Row(
+        step=step,
+        size_bytes=manifest.size_bytes,
+        world_size=manifest.world_size,
+        topology=manifest.topology,
+        verified=directory.verified_attempt(step) == manifest.attempt,
+    )
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    for row in rows:
+        if row.problems:
+            print(f"step {row.step}: damaged")
+            for problem in row.problems:
+                print(f"  {problem}")
+        else:
+            ranks = f"{row.world_size} rank{'' if row.world_size == 1 else 's'}"
+            shape = f"{ranks} {row.topology}" if row.topology else ranks
+            state = "verified" if row.verified else "not verified"
+            print(f"step {row.step}: {row.size_bytes} bytes, {shape}, {state}")
+    if not rows:
+        print("nothing is published")
+
+
+def _print_json(**fields: object) -> None:
+    print(json.dumps(fields, indent=2))
+
+
+def _status(rows: Sequence[Row]) -> int:
+    return DAMAGED if any(row.problems for row in rows) else OK
+
+
+def _refuse(text: str) -> int:
+    print(f"python -m seatrial.recovery: {text}", file=sys.stderr)
+    return USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
