@@ -21,14 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from .digest import Digest, digest
+from .digest import Digest, algorithm_of, digest
 from .errors import DamagedCheckpointError
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry
 from .publish import open_directory, open_regular
 
 __all__ = ["file_problems", "fill_chunk", "open_shard", "read_file", "retried"]
 
-PIECE_BYTES = 8 << 20
+# A piece is still in the processor's cache when it is digested.
+PIECE_BYTES = 256 << 10
 ATTEMPTS = 3
 RETRY_PAUSE_S = 0.02
 
@@ -73,7 +74,7 @@ def read_file(directory: Path, entry: FileEntry) -> bytes:
     with _open(path, entry.size) as file:
         content = bytearray(entry.size)
         _read_into(file, memoryview(content), 0, path)
-    if digest(content) != entry.digest:
+    if digest(content, algorithm_of(entry.digest)) != entry.digest:
         raise DamagedCheckpointError(f"{path} does not match its digest")
     return bytes(content)
 
@@ -85,14 +86,17 @@ def open_shard(directory: Path, entry: ShardEntry) -> Iterator[int]:
     with _open(path, entry.size) as file:
         header = bytearray(entry.header)
         _read_into(file, memoryview(header), 0, path)
-        if digest(header) != entry.digest:
+        if digest(header, algorithm_of(entry.digest)) != entry.digest:
             raise DamagedCheckpointError(f"the header of {path} does not match its digest")
         yield file
 
 
 def fill_chunk(file: int, chunk: Chunk, tensor: str, path: Path, target: memoryview) -> None:
-    """Read ``chunk`` into ``target``, of exactly its length; the digest is checked afterwards."""
-    running = Digest()
+    """Read ``chunk`` into ``target``, of exactly its length; the digest is checked afterwards.
+
+    Several threads may fill chunks from one ``file``.
+    """
+    running = Digest(algorithm_of(chunk.digest))
     for start in range(0, chunk.length, PIECE_BYTES):
         piece = target[start : start + PIECE_BYTES]
         _read_into(file, piece, chunk.offset + start, path)

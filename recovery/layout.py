@@ -10,10 +10,11 @@ Called by the store; works without a process group on plain tensors.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -21,7 +22,21 @@ from .digest import digest
 from .errors import StateError
 from .manifest import Chunk
 
-__all__ = ["Part", "Region", "assign", "decode_layout", "encode_layout", "local_parts"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Part",
+    "Region",
+    "as_carrier",
+    "assign",
+    "decode_layout",
+    "encode_layout",
+    "local_parts",
+    "split",
+]
+
+CHUNK_BYTES = 16 << 20
+"""A part is stored in chunks of at most this size, each with a digest of its own: they are written
+and read by several threads, and a rank that needs a piece of a part reads little more than it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,15 @@ class Region:
     @property
     def size_bytes(self) -> int:
         return self.elements * torch_dtype(self.dtype).itemsize
+
+    def narrow(self, tensor: torch.Tensor, part: Region | Chunk) -> torch.Tensor:
+        """The view of ``part`` in ``tensor``, which holds this region."""
+        if part.sizes == self.sizes:
+            return tensor
+        for dim, (start, size) in enumerate(zip(part.offsets, part.sizes, strict=True)):
+            if size != self.sizes[dim]:
+                tensor = tensor.narrow(dim, start - self.offsets[dim], size)
+        return tensor
 
     def overlap(self, other: Region | Chunk) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Global offsets and sizes of what both hold, or None."""
@@ -62,6 +86,30 @@ class Part:
     tensor: torch.Tensor
 
 
+def split(region: Region, chunk_bytes: int) -> list[Region]:
+    """Pieces of at most ``chunk_bytes`` (one element is never cut), in the order of their bytes.
+
+    Each piece is one run of bytes of the region in row-major order, so the pieces, one after the
+    other, are the region.
+    """
+    itemsize = torch_dtype(region.dtype).itemsize
+    if region.elements * itemsize <= chunk_bytes or not region.sizes:
+        return [region]
+    # Rows of the first dimension whose rows fit; every dimension before it is cut one by one.
+    dim, last = 0, len(region.sizes) - 1
+    while dim < last and math.prod(region.sizes[dim + 1 :]) * itemsize > chunk_bytes:
+        dim += 1
+    rows = max(1, chunk_bytes // (math.prod(region.sizes[dim + 1 :]) * itemsize))
+    cuts = [range(size) for size in region.sizes[:dim]] + [range(0, region.sizes[dim], rows)]
+    pieces = []
+    for starts in itertools.product(*cuts):
+        sizes = [1] * dim + [min(rows, region.sizes[dim] - starts[dim]), *region.sizes[dim + 1 :]]
+        offsets = [start + first for start, first in zip(starts, region.offsets, strict=False)]
+        offsets += region.offsets[dim + 1 :]
+        pieces.append(replace(region, offsets=tuple(offsets), sizes=tuple(sizes)))
+    return pieces
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
@@ -73,6 +121,18 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise StateError(f"dtype {name!r} is not known to torch {torch.__version__}")
     return dtype
+
+
+# Types of the same width that NumPy knows, by bytes of an element.
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+def as_carrier(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory under a dtype of equal width that every library can copy bit by bit.
+
+    Not for a tensor that is conjugated or negated lazily: its memory holds other bits.
+    """
+    return tensor.view(_CARRIERS[tensor.dtype.itemsize])
 
 
 def local_parts(tensors: Mapping[str, torch.Tensor]) -> list[Part]:

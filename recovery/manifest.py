@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from . import plain
-from .digest import digest, is_digest
+from .digest import ALGORITHMS, DEFAULT, algorithm_of, digest, is_digest
 from .errors import CheckpointError, ManifestError
 from .references import check_references
 
@@ -31,7 +31,7 @@ MANIFEST_BYTES_MAX = 256 << 20
 _NUMBER_LIMIT = 1 << 63
 
 _HEAD = b'{"digest":"%s","manifest":'
-_HEAD_BYTES = len(_HEAD % digest(b"").encode())
+_ALGORITHM = re.compile(rb'\{"digest":"(%s):' % "|".join(ALGORITHMS).encode())
 _TAIL = b"}\n"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _ATTEMPT = re.compile(r"attempt-[A-Za-z0-9_]{1,64}")
@@ -110,6 +110,11 @@ class Manifest:
         """Bytes of all files that the manifest names."""
         return sum(shard.size for shard in self.shards) + sum(file.size for file in self.objects)
 
+    @property
+    def algorithm(self) -> str:
+        """Of the digests; see `seatrial.recovery.digest`."""
+        return algorithm_of(self.shards[0].digest) if self.shards else DEFAULT
+
     def to_bytes(self) -> bytes:
         """The file's content.
 
@@ -139,7 +144,7 @@ class Manifest:
             separators=(",", ":"),
             allow_nan=False,
         ).encode()
-        content = _HEAD % digest(body).encode() + body + _TAIL
+        content = _sealed(body, self.algorithm)
         if len(content) > MANIFEST_BYTES_MAX:
             raise ManifestError(_too_large(len(content)))
         return content
@@ -183,11 +188,18 @@ def check_file_name(name: object) -> str:
     return name
 
 
+def _sealed(body: bytes, algorithm: str) -> bytes:
+    return _HEAD % digest(body, algorithm).encode() + body + _TAIL
+
+
 def _sealed_body(content: bytes) -> bytes:
     if len(content) > MANIFEST_BYTES_MAX:
         raise ManifestError(_too_large(len(content)))
-    body = content[_HEAD_BYTES : -len(_TAIL)]
-    if content != _HEAD % digest(body).encode() + body + _TAIL:
+    found = _ALGORITHM.match(content)
+    algorithm = found[1].decode() if found else DEFAULT
+    head_bytes = len(_HEAD) - len(b"%s") + len(algorithm) + 1 + ALGORITHMS[algorithm]
+    body = content[head_bytes : -len(_TAIL)]
+    if content != _sealed(body, algorithm):
         raise ManifestError(
             f"the manifest is not whole: its {len(content)} bytes do not match their digest"
         )

@@ -1,8 +1,9 @@
 """Reading stored tensors straight into live ones, whatever topology saved them.
 
 Guarantees: every chunk that this rank uses is verified against its digest, as a whole, even where
-only a part of it is needed; a chunk that is exactly a contiguous CPU tensor is read in place, with
-no copy. Dtypes and shapes must be equal: nothing is cast.
+only a part of it is needed; a chunk that is one run of bytes of a CPU tensor is read in place, with
+no copy, and of others one for each thread is held. Several threads read one file. Dtypes and shapes
+must be equal: nothing is cast.
 
 Does not: keep the old values when it fails; a target is only meaningful once every rank agreed
 that its reads succeeded. Called by the store.
@@ -11,18 +12,24 @@ that its reads succeeded. Called by the store.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .files import fill_chunk, open_shard, retried
-from .layout import Part, torch_dtype
+from .layout import Part, Region, as_carrier, torch_dtype
 from .manifest import Chunk, Manifest, ShardEntry, TensorEntry
 from .probe import around
+from .workers import reader_threads, run_all
 from .writer import tensor_bytes
 
 __all__ = ["mismatches", "read_parts"]
+
+# Below this a whole file is read by the calling thread.
+_ALONE_BYTES = 8 << 20
 
 
 def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
@@ -65,39 +72,51 @@ def _read_shard(
     directory: Path, shard: ShardEntry, chunks: Sequence[tuple[Chunk, Part]], step: int
 ) -> None:
     path = directory / shard.name
+    alone = sum(chunk.length for chunk, _ in chunks) <= _ALONE_BYTES
     with (
         around("restore/shard/read", step=step, file=str(path)),
         open_shard(directory, shard) as file,
     ):
-        for chunk, part in chunks:
-            if _is_in_place(chunk, part):
-                fill_chunk(file, chunk, part.region.name, path, tensor_bytes(part.tensor))
-            else:
-                buffer = bytearray(chunk.length)
-                fill_chunk(file, chunk, part.region.name, path, memoryview(buffer))
-                _copy_overlap(buffer, chunk, part)
+        run_all(
+            partial(_read_chunk, file, path),
+            chunks,
+            threads=1 if alone else reader_threads(),
+        )
 
 
-def _is_in_place(chunk: Chunk, part: Part) -> bool:
-    tensor = part.tensor
-    return (
-        (chunk.offsets, chunk.sizes) == (part.region.offsets, part.region.sizes)
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+def _read_chunk(file: int, path: Path, wanted: tuple[Chunk, Part]) -> None:
+    chunk, part = wanted
+    target = _in_place(chunk, part)
+    if target is not None:
+        fill_chunk(file, chunk, part.region.name, path, target)
+    else:
+        buffer = bytearray(chunk.length)
+        fill_chunk(file, chunk, part.region.name, path, memoryview(buffer))
+        _copy_overlap(buffer, chunk, part)
+
+
+def _in_place(chunk: Chunk, part: Part) -> memoryview | None:
+    """The bytes of the live tensor that ``chunk`` holds, if they are one run in memory."""
+    tensor, region = part.tensor, part.region
+    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+        return None
+    if (chunk.offsets, chunk.sizes) != (region.offsets, region.sizes):
+        if region.overlap(chunk) != (chunk.offsets, chunk.sizes):
+            return None
+        tensor = region.narrow(tensor, chunk)
+    return tensor_bytes(tensor) if tensor.is_contiguous() else None
 
 
 def _copy_overlap(buffer: bytearray, chunk: Chunk, part: Part) -> None:
     overlap = part.region.overlap(chunk)
     assert overlap is not None
-    offsets, sizes = overlap
+    held = Region(part.region.name, part.region.dtype, part.region.shape, *overlap)
     raw = torch.frombuffer(buffer, dtype=torch.uint8)
-    source = raw.view(torch_dtype(part.region.dtype)).reshape(chunk.sizes)
-    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        source = source.narrow(dim, offset - chunk.offsets[dim], size)
-    target = part.tensor
-    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        target = target.narrow(dim, offset - part.region.offsets[dim], size)
-    target.copy_(source)
+    stored = raw.view(torch_dtype(part.region.dtype)).reshape(chunk.sizes)
+    source = replace(held, offsets=chunk.offsets, sizes=chunk.sizes).narrow(stored, held)
+    target = part.region.narrow(part.tensor, held)
+    if target.device.type != "cpu" or target.is_conj() or target.is_neg():
+        target.copy_(source)
+    else:
+        # By NumPy: torch would start a pool of threads for each thread that copies.
+        np.copyto(as_carrier(target).numpy(), as_carrier(source).numpy())

@@ -30,10 +30,11 @@ from typing import Any
 from . import plain
 from .agreement import Failure, RanksFailed, decode, decode_all, encode_failures, encode_value
 from .checkpointable import Checkpointable
+from .digest import DEFAULT
 from .directory import ATTEMPT_PREFIX, CheckpointDirectory
 from .errors import AlreadyPublishedError, CheckpointError, SaveError
 from .exchange import COORDINATOR, Exchange, Round
-from .layout import Part, Region, local_parts
+from .layout import CHUNK_BYTES, Part, Region, local_parts, split
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
 from .planning import Assignment, Planner
 from .probe import around
@@ -61,10 +62,12 @@ class Saver:
         exchange: Exchange,
         *,
         labels: Labels,
+        algorithm: str = DEFAULT,
     ) -> None:
         self._directory = directory
         self._exchange = exchange
         self._labels = labels
+        self._algorithm = algorithm
         self._planner = Planner(exchange)
         self._storage_proven = False
         self._new_directories: set[Path] = set()
@@ -178,12 +181,19 @@ class _Save:
         return cause
 
     def _write(self, assignment: Assignment, objects: bytes) -> object:
+        algorithm = self._saver._algorithm
         attempt = self._directory.attempt(self._step, assignment.attempt)
         base = attempt / f"rank-{self._rank:05d}"
         shard, chunks = write_shard_file(
-            base.with_suffix(".safetensors"), assignment.parts, step=self._step
+            base.with_suffix(".safetensors"),
+            assignment.parts,
+            step=self._step,
+            chunk_bytes=CHUNK_BYTES,
+            algorithm=algorithm,
         )
-        entry = write_object_file(base.with_suffix(".json"), objects, step=self._step)
+        entry = write_object_file(
+            base.with_suffix(".json"), objects, step=self._step, algorithm=algorithm
+        )
         with around("checkpoint/directory/fsync", step=self._step, file=str(attempt)):
             fsync_directory(attempt)
             if self._exchange.is_coordinator:
@@ -222,7 +232,8 @@ class _Save:
         for (shard, entry, chunks), regions in zip(reports, assignment.regions, strict=True):
             shards.append(ShardEntry(**shard))
             objects.append(FileEntry(**entry))
-            for region, (offset, length, digest) in zip(regions, chunks, strict=True):
+            pieces = (piece for region in regions for piece in split(region, CHUNK_BYTES))
+            for region, (offset, length, digest) in zip(pieces, chunks, strict=True):
                 tensors.setdefault(region.name, (region, []))[1].append(
                     Chunk(
                         file=shards[-1].name,

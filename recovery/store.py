@@ -37,6 +37,7 @@ from pathlib import Path
 
 from . import retention
 from .checkpointable import Checkpointable
+from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
 from .errors import CheckpointError, RecoveryError
 from .exchange import TIMEOUT_S, Exchange
@@ -88,6 +89,7 @@ class CheckpointStore:
         keep_last: how many of the newest checkpoints are kept at least; 1 or more.
         keep_every: steps that it divides are kept as well, for good; None for no such steps.
         topology, writer, run: kept in every manifest; see `Manifest`.
+        digest: algorithm of the digests that are written, ``xxh3_128`` or ``blake3``; all are read.
         timeout_s: of the exchange, if none is given; see `Exchange.from_process_group`.
     """
 
@@ -109,6 +111,7 @@ class CheckpointStore:
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._labels = Labels(topology=topology, writer=dict(writer or {}), run=dict(run or {}))
+        self._algorithm = require_algorithm(digest)
         self._timeout_s = timeout_s
         self._parent_step: int | None = None
         self._saver: Saver | None = None
@@ -134,7 +137,9 @@ class CheckpointStore:
         if step < 0:
             raise ValueError(f"step is {step}; a step is 0 or more")
         if self._saver is None:
-            self._saver = Saver(self._directory, self.exchange, labels=self._labels)
+            self._saver = Saver(
+                self._directory, self.exchange, labels=self._labels, algorithm=self._algorithm
+            )
         with around("checkpoint", step=step):
             manifest = self._saver.save(state, step=step, parent_step=self._parent_step)
             self._parent_step = step

@@ -6,37 +6,51 @@ and not by that library because each chunk is digested on its way to the file, a
 library neither fsyncs nor reports where a chunk lies. What safetensors has no dtype for (complex,
 some float8) is stored as U8; the true dtype and shape are in the manifest.
 
+Several threads write one file, each at its own places: while one waits for the kernel, another
+digests, and the disk begins to write what it was given at once.
+
 Guarantees: on return the file's content is durable and its digests are those of the bytes that were
 meant to be written, taken from memory and never from the file. An existing file is never opened.
-The directory's entry is not durable until the directory is fsynced (`publish.fsync_directory`).
+An error in any thread is raised here, after all of them have stopped. The directory's entry is not
+durable until the directory is fsynced (`publish.fsync_directory`).
 
-Does not: hold more than one chunk besides the live tensors in memory, publish, or retry. Called by
-the store.
+Does not: copy tensors whose bytes lie in memory as they are stored; of others, one chunk for each
+thread. Publish, or retry. Called by the store.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from .digest import Digest, digest
+from .digest import DEFAULT, Digest, digest
 from .errors import StateError
-from .layout import Part
+from .layout import Part, Region, as_carrier, split
 from .manifest import Chunk, FileEntry, ShardEntry
 from .probe import around
 from .publish import write_all
+from .workers import run_all, writer_threads
+from .writeback import preallocate, start_writeback
 
 __all__ = ["write_object_file", "write_shard_file"]
 
 HEADER_ALIGNMENT_BYTES = 8
-_SMALL_BYTES = 256 << 10
-_PIECE_BYTES = 8 << 20
+# Small chunks share one write until they are this long.
+_BATCH_BYTES = 1 << 20
+# A piece is digested, then written while it is in the processor's cache.
+_PIECE_BYTES = 1 << 20
+# Below this the whole file is written by the calling thread.
+_ALONE_BYTES = 8 << 20
+_UNCUT = sys.maxsize
 
 # Only what every safetensors release since 0.3 reads; the rest is stored as U8.
 _SAFETENSORS_DTYPES = {
@@ -58,35 +72,70 @@ _SAFETENSORS_DTYPES = {
 }
 
 
+@dataclass
+class _Source:
+    """One chunk to write: where, and the live tensor that has its elements."""
+
+    region: Region
+    tensor: torch.Tensor
+    offset: int
+    digest: str = ""
+
+    @property
+    def length(self) -> int:
+        return self.region.size_bytes
+
+
 def write_shard_file(
-    path: Path, parts: Sequence[Part], *, step: int
+    path: Path,
+    parts: Sequence[Part],
+    *,
+    step: int,
+    chunk_bytes: int = _UNCUT,
+    algorithm: str = DEFAULT,
 ) -> tuple[ShardEntry, list[Chunk]]:
     """Write ``parts`` to the new file ``path`` and fsync it.
 
-    Announces ``checkpoint/shard/write`` and ``checkpoint/shard/fsync``.
+    Announces ``checkpoint/shard/write`` and ``checkpoint/shard/fsync``, in the calling thread.
 
     Returns:
-        The file's entry and one chunk for each part, in order.
+        The file's entry, and the chunks in order: one for each piece that `layout.split` makes of a
+        part, so one for each part if ``chunk_bytes`` is left out.
     """
     if sys.byteorder != "little":
         raise StateError("shards hold little-endian bytes, and this machine is big-endian")
-    header, chunks = _plan(path.name, parts)
-    size = chunks[-1].offset + chunks[-1].length if chunks else len(header)
+    header = _header(parts)
+    sources = _sources(parts, len(header), chunk_bytes)
+    size = sources[-1].offset + sources[-1].length if sources else len(header)
     file = _create(path)
     try:
         with around("checkpoint/shard/write", step=step, file=str(path)):
-            digests = list(_write_parts(file, header, parts))
+            _write_file(file, header, sources, size, algorithm)
             if os.fstat(file).st_size != size:
                 raise OSError(f"{path} has {os.fstat(file).st_size} bytes instead of {size}")
         with around("checkpoint/shard/fsync", step=step, file=str(path)):
             os.fsync(file)
     finally:
         os.close(file)
-    entry = ShardEntry(name=path.name, size=size, header=len(header), digest=digest(header))
-    return entry, [replace(c, digest=d) for c, d in zip(chunks, digests, strict=True)]
+    entry = ShardEntry(
+        name=path.name, size=size, header=len(header), digest=digest(header, algorithm)
+    )
+    return entry, [
+        Chunk(
+            file=path.name,
+            offset=source.offset,
+            length=source.length,
+            digest=source.digest,
+            offsets=source.region.offsets,
+            sizes=source.region.sizes,
+        )
+        for source in sources
+    ]
 
 
-def write_object_file(path: Path, content: bytes, *, step: int) -> FileEntry:
+def write_object_file(
+    path: Path, content: bytes, *, step: int, algorithm: str = DEFAULT
+) -> FileEntry:
     """Write ``content`` to the new file ``path`` and fsync it; announces as shards do."""
     file = _create(path)
     try:
@@ -96,7 +145,7 @@ def write_object_file(path: Path, content: bytes, *, step: int) -> FileEntry:
             os.fsync(file)
     finally:
         os.close(file)
-    return FileEntry(name=path.name, size=len(content), digest=digest(content))
+    return FileEntry(name=path.name, size=len(content), digest=digest(content, algorithm))
 
 
 def _create(path: Path) -> int:
@@ -104,10 +153,9 @@ def _create(path: Path) -> int:
     return os.open(path, flags, 0o644)
 
 
-def _plan(file: str, parts: Sequence[Part]) -> tuple[bytes, list[Chunk]]:
-    """The safetensors header, and where each part will lie; digests come while writing."""
+def _header(parts: Sequence[Part]) -> bytes:
+    """The safetensors header: each part is one tensor, however many chunks it has."""
     described: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    chunks: list[Chunk] = []
     start = 0
     for part in parts:
         region, length = part.region, part.region.size_bytes
@@ -117,52 +165,93 @@ def _plan(file: str, parts: Sequence[Part]) -> tuple[bytes, list[Chunk]]:
             "shape": region.sizes if dtype else (length,),
             "data_offsets": (start, start + length),
         }
-        chunks.append(
-            Chunk(
-                file=file,
-                offset=start,
-                length=length,
-                digest="",
-                offsets=region.offsets,
-                sizes=region.sizes,
-            )
-        )
         start += length
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT_BYTES)
-    header = len(text).to_bytes(8, "little") + text
-    return header, [replace(chunk, offset=chunk.offset + len(header)) for chunk in chunks]
+    return len(text).to_bytes(8, "little") + text
 
 
-def _write_parts(file: int, header: bytes, parts: Sequence[Part]) -> Iterator[str]:
-    """Write everything and yield each part's digest; small parts share one write."""
-    pending = bytearray(header)
+def _sources(parts: Sequence[Part], start: int, chunk_bytes: int) -> list[_Source]:
+    sources = []
     for part in parts:
-        content = tensor_bytes(part.tensor)
-        if len(content) <= _SMALL_BYTES:
-            pending += content
-            yield digest(content)
-        else:
-            write_all(file, pending)
-            pending.clear()
-            yield _write_digesting(file, content)
-        if len(pending) >= _PIECE_BYTES:
-            write_all(file, pending)
-            pending.clear()
-    write_all(file, pending)
+        for region in split(part.region, chunk_bytes):
+            sources.append(_Source(region, part.region.narrow(part.tensor, region), start))
+            start += region.size_bytes
+    return sources
 
 
-def _write_digesting(file: int, content: memoryview) -> str:
-    running = Digest()
-    for start in range(0, len(content), _PIECE_BYTES):
-        # Digested just before it is written, the piece is still in the processor's cache.
-        piece = content[start : start + _PIECE_BYTES]
+def _write_file(
+    file: int, header: bytes, sources: Sequence[_Source], size: int, algorithm: str
+) -> None:
+    alone = size <= _ALONE_BYTES
+    if not alone:
+        preallocate(file, size)
+    _write_at(file, header, 0)
+    run_all(
+        partial(_write_batch, file, algorithm),
+        list(_batches(sources)),
+        threads=1 if alone else writer_threads(),
+    )
+
+
+def _batches(sources: Sequence[_Source]) -> Iterator[list[_Source]]:
+    """Neighbours whose bytes together fit into one write; a longer chunk is by itself."""
+    batch: list[_Source] = []
+    length = 0
+    for source in sources:
+        if batch and length + source.length > _BATCH_BYTES:
+            yield batch
+            batch, length = [], 0
+        batch.append(source)
+        length += source.length
+    if batch:
+        yield batch
+
+
+def _write_batch(file: int, algorithm: str, batch: list[_Source]) -> None:
+    if len(batch) == 1:
+        _write_digesting(file, batch[0], algorithm)
+        return
+    pending = bytearray()
+    for source in batch:
+        content = tensor_bytes(source.tensor)
+        source.digest = digest(content, algorithm)
+        pending += content
+    _write_at(file, pending, batch[0].offset)
+    start_writeback(file, batch[0].offset, len(pending))
+
+
+def _write_digesting(file: int, source: _Source, algorithm: str) -> None:
+    content = tensor_bytes(source.tensor)
+    running = Digest(algorithm)
+    offset = source.offset
+    # Cut where the file's blocks begin, so that no block but the first and the last is half done.
+    first = min(len(content), _PIECE_BYTES - offset % _PIECE_BYTES)
+    cuts = [0, *range(first, len(content), _PIECE_BYTES), len(content)]
+    for start, end in itertools.pairwise(cuts):
+        piece = content[start:end]
         running.update(piece)
-        write_all(file, piece)
-    return running.text()
+        _write_at(file, piece, offset + start)
+        start_writeback(file, offset + start, len(piece))
+    source.digest = running.text()
+
+
+def _write_at(file: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write everything, however short single writes are."""
+    rest = memoryview(data)
+    while rest:
+        done = os.pwrite(file, rest, offset)
+        rest, offset = rest[done:], offset + done
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements in row-major order as bytes; a view where the tensor allows it."""
-    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    """The elements in row-major order as bytes; a view where the tensor allows it.
+
+    A copy is made by NumPy, in this thread: torch would start a pool of threads for each thread
+    that copies.
+    """
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu")
+    if not plain.is_contiguous():
+        copied = np.ascontiguousarray(as_carrier(plain).numpy())
+        return copied.reshape(-1).view(np.uint8).data
     return plain.reshape(-1).view(torch.uint8).numpy().data
