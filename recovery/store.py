@@ -103,6 +103,7 @@ class CheckpointStore:
         topology: str = "",
         writer: Mapping[str, object] | None = None,
         run: Mapping[str, object] | None = None,
+        digest: str = DEFAULT,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         retention.check_rule(keep_last, keep_every)
