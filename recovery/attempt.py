@@ -20,7 +20,7 @@ from .directory import ATTEMPT_PREFIX, CheckpointDirectory
 from .errors import AlreadyPublishedError, SaveError
 from .publish import fsync_directory, open_directory, probe_publish, publish_at
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "collected"]
 
 
 class Attempt:
@@ -73,14 +73,14 @@ class Attempt:
         os.fsync(self._step_directory)
         fsync_directory(self._directory.root)
         path = self._directory.manifest(self._step)
-        publish_at(
-            self._step_directory, path, content, event="checkpoint/manifest", step=self._step
-        )
-        if not self._is_in_place():
-            raise SaveError(
-                f"{path.parent} was collected while this attempt was saving; another attempt has "
-                "taken over"
+        try:
+            publish_at(
+                self._step_directory, path, content, event="checkpoint/manifest", step=self._step
             )
+        except FileNotFoundError as error:
+            raise collected(path.parent) from error
+        if not self._is_in_place():
+            raise collected(path.parent)
 
     def _is_in_place(self) -> bool:
         try:
@@ -92,3 +92,10 @@ class Attempt:
     def close(self) -> None:
         """Let go of the step's directory; may be called again."""
         self._stack.close()
+
+
+def collected(directory: Path) -> SaveError:
+    """The error of an attempt whose files another attempt has taken for leftovers."""
+    return SaveError(
+        f"{directory} was collected while this attempt was saving; another attempt has taken over"
+    )

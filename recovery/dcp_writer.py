@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from .attempt import Attempt
+from .attempt import Attempt, collected
 from .dcp_metadata import Items, dump_items
 from .dcp_reader import refuse_checkpoint_id
 from .dcp_ties import canonical_names
@@ -138,6 +138,7 @@ class SeatrialWriter(StorageWriter):
 
         Raises:
             StateError: something in the state_dict cannot be stored; the message names it.
+            SaveError: another attempt has taken over.
             OSError: as the file system says.
         """
         order = plan.storage_data
@@ -150,12 +151,15 @@ class SeatrialWriter(StorageWriter):
         objects = dump_items(work.items)
         directory = self._directory.attempt(self._step, order.attempt)
         base = directory / f"rank-{order.rank:05d}"
-        shard, chunks = write_shard_file(
-            base.with_suffix(".safetensors"), _with_unique_names(work.parts), step=self._step
-        )
-        entry = write_object_file(base.with_suffix(".json"), objects, step=self._step)
-        with around("checkpoint/directory/fsync", step=self._step, file=str(directory)):
-            fsync_directory(directory)
+        try:
+            shard, chunks = write_shard_file(
+                base.with_suffix(".safetensors"), _with_unique_names(work.parts), step=self._step
+            )
+            entry = write_object_file(base.with_suffix(".json"), objects, step=self._step)
+            with around("checkpoint/directory/fsync", step=self._step, file=str(directory)):
+                fsync_directory(directory)
+        except FileNotFoundError as error:
+            raise collected(directory) from error
         regions = [part.region for part in work.parts]
         report = _Report(
             shard=shard,
