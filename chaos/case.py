@@ -50,6 +50,22 @@ class Case:
     checkpoint_interval: int
     expected_steps: range
 
+    def is_damaged(self, step: int, attempt: int) -> bool:
+        """Whether the schedule damaged this step's checkpoint, and nobody saved it again since.
+
+        ``attempt`` is the one after which the question is asked.
+        """
+        damaged = [
+            number
+            for number, _, trace in self.run.traces()
+            for record in trace
+            if record["kind"] == "damage" and record["step"] == step and number <= attempt
+        ]
+        if not damaged:
+            return False
+        later = range(max(damaged) + 1, attempt + 1)
+        return not any(step in self.trajectory.published.get(each, ()) for each in later)
+
     @property
     def damaged_steps(self) -> set[int]:
         """Steps whose checkpoint the schedule damaged."""

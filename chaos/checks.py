@@ -60,7 +60,7 @@ def store_is_whole(case: Case) -> Iterator[Finding]:
     """What was published, and not damaged by the schedule, must be valid after every attempt."""
     for attempt in case.run.attempts:
         for step, why in sorted(attempt.store.damaged.items()):
-            if step not in case.damaged_steps:
+            if not case.is_damaged(step, attempt.number):
                 yield Finding(
                     verdict=Verdict.TORN,
                     reason=f"after attempt {attempt.number} the published checkpoint of step "
@@ -72,8 +72,9 @@ def store_is_whole(case: Case) -> Iterator[Finding]:
 def acknowledged_is_kept(case: Case) -> Iterator[Finding]:
     """The newest acknowledged checkpoint must still be there when its attempt is over."""
     for attempt in case.run.attempts:
-        acknowledged = case.trajectory.published[attempt.number] - case.damaged_steps
-        newest = max(acknowledged, default=None)
+        acknowledged = case.trajectory.published[attempt.number]
+        kept = [step for step in acknowledged if not case.is_damaged(step, attempt.number)]
+        newest = max(kept, default=None)
         if newest is not None and newest > (attempt.store.newest_valid or 0):
             yield Finding(
                 verdict=Verdict.TORN,
@@ -243,7 +244,10 @@ def no_more_lost_than_allowed(case: Case) -> Iterator[Finding]:
 
 def nothing_is_left(case: Case) -> Iterator[Finding]:
     last = case.run.attempts[-1]
-    left = [*last.strays, *last.litter, *last.store.leftovers]
+    # Ranks that were ended cannot clean up; those that left by themselves can.
+    orderly = [each for each in case.run.attempts if set(each.exits.values()) <= {0, PREEMPTED}]
+    strays = [stray for attempt in orderly for stray in attempt.strays]
+    left = [*strays, *last.litter, *last.store.leftovers]
     if left:
         shown = ", ".join(left[:3]) + (" …" if len(left) > 3 else "")
         yield Finding(

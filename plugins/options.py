@@ -129,7 +129,7 @@ def _check_store(store: str) -> None:
     if "://" in store or "::" in store:
         raise UsageError(f"--chaos-store {store!r}: only local directories can be stores")
     directory = Path(store)
-    existed = directory.exists()
+    made = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe_publish(directory)
@@ -137,8 +137,9 @@ def _check_store(store: str) -> None:
         said = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--chaos-store {store!r} cannot be used: {said}") from None
     finally:
-        if not existed and directory.is_dir():
-            directory.rmdir()
+        for each in made:
+            if each.is_dir():
+                each.rmdir()
 
 
 def experiment(options: ChaosOptions) -> Experiment:

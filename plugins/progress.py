@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -24,14 +24,7 @@ class ProgressLine:
     """Writes to the real standard output of the pytest process, past its capturing."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._capture = config.pluginmanager.getplugin("capturemanager")
-        reporter = config.pluginmanager.getplugin("terminalreporter")
-        self._is_on = (
-            reporter is not None
-            and reporter.isatty
-            and config.option.verbose >= 0
-            and not hasattr(config, "workerinput")
-        )
+        self._config = config
         self._shown = ""
         self._next_t = 0.0
 
@@ -39,8 +32,10 @@ class ProgressLine:
     def of(self, name: str, steps: int) -> Iterator[Progress]:
         """Show the progress of one trial; gives the function to call at every step."""
 
+        is_on = self._is_on()
+
         def report(attempt: int, step: int) -> None:
-            if self._is_on and time.monotonic() >= self._next_t:
+            if is_on and time.monotonic() >= self._next_t:
                 self._next_t = time.monotonic() + _INTERVAL_S
                 self._show(f" [{name[:_WIDTH_MAX]} attempt {attempt}, step {step}/{steps}]")
 
@@ -50,15 +45,23 @@ class ProgressLine:
             if self._shown:
                 self._show("")
 
+    def _is_on(self) -> bool:
+        # Asked late: the terminal reporter is configured after this plugin.
+        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        return (
+            reporter is not None
+            and reporter.isatty
+            and self._config.option.verbose >= 0
+            and not hasattr(self._config, "workerinput")
+        )
+
     def _show(self, text: str) -> None:
         width = len(self._shown)
         blank = " " * max(0, width - len(text))
         back = "\b" * max(width, len(text))
         self._shown = text
-        if self._capture is None:
-            self._write(text + blank + back)
-            return
-        with self._capture.global_and_fixture_disabled():
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
             self._write(text + blank + back)
 
     @staticmethod

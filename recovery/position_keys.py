@@ -11,7 +11,8 @@ For `seatrial.recovery.fingerprint` only.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -23,6 +24,7 @@ from .errors import StateError
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
+_KEPT_WORDS_MAX = 1 << 14  # with 1024 entries of 16 bytes a word, 256 MiB at the very most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +94,21 @@ def position_keys(placement: Placement, *, words: int, device: torch.device) -> 
     """Keys of every word of the local part: int64 of shape ``[2, count * words]``, all odd.
 
     ``words`` is how many words one element has; a word's position is its element's global
-    row-major index times ``words`` plus its place in the element.
+    row-major index times ``words`` plus its place in the element. Small ones are kept for the life
+    of the process, so that ranks forked from a process that made them need not make them again.
     """
+    whole = replace(placement, replica="")  # copies have equal keys
+    if device.type == "cpu" and placement.count * words <= _KEPT_WORDS_MAX:
+        return _kept_keys(whole, words)
+    return _make_keys(whole, words, device)
+
+
+@lru_cache(maxsize=1024)
+def _kept_keys(placement: Placement, words: int) -> torch.Tensor:
+    return _make_keys(placement, words, torch.device("cpu"))
+
+
+def _make_keys(placement: Placement, words: int, device: torch.device) -> torch.Tensor:
     index = torch.zeros((1,) * len(placement.shape), dtype=torch.int64, device=device)
     stride = 1
     for dim in reversed(range(len(placement.shape))):

@@ -36,6 +36,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.chaos.launch.context import RankContext
+from seatrial.recovery.fingerprint import fingerprint
 from seatrial.recovery.rng import seed_everything
 from seatrial.recovery.sampler import ShuffleSampler, rank_share
 from seatrial.recovery.state import TrainingState
@@ -216,6 +217,8 @@ def warm_up() -> None:
     nn.utils.clip_grad_norm_(model.parameters(), config.clip)
     scaler.step(optimizer)
     scaler.update()
+    # The keys of a fingerprint are kept, and a rank's are the same.
+    fingerprint(TrainingState(model=model, optimizer=optimizer), rank=0)
 
 
 def _gpt(config: GPTConfig) -> GPT:
