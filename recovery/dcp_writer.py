@@ -37,7 +37,7 @@ from .dcp_reader import refuse_checkpoint_id
 from .dcp_ties import canonical_names
 from .directory import CheckpointDirectory
 from .errors import ManifestError, SaveError, StateError
-from .layout import Part, Region, local_parts
+from .layout import CHUNK_BYTES, Part, Region, local_parts, split
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
 from .probe import around
 from .publish import fsync_directory
@@ -153,14 +153,17 @@ class SeatrialWriter(StorageWriter):
         base = directory / f"rank-{order.rank:05d}"
         try:
             shard, chunks = write_shard_file(
-                base.with_suffix(".safetensors"), _with_unique_names(work.parts), step=self._step
+                base.with_suffix(".safetensors"),
+                _with_unique_names(work.parts),
+                step=self._step,
+                chunk_bytes=CHUNK_BYTES,
             )
             entry = write_object_file(base.with_suffix(".json"), objects, step=self._step)
             with around("checkpoint/directory/fsync", step=self._step, file=str(directory)):
                 fsync_directory(directory)
         except FileNotFoundError as error:
             raise collected(directory) from error
-        regions = [part.region for part in work.parts]
+        regions = [piece for part in work.parts for piece in split(part.region, CHUNK_BYTES)]
         report = _Report(
             shard=shard,
             objects=entry,
@@ -245,7 +248,8 @@ def _work(plan: SavePlan, planner: SavePlanner) -> _Work:
         if canonical.get(name, name) == name:
             work.parts.append(part)
         else:
-            work.ties.append((part.region, canonical[name]))
+            pieces = split(part.region, CHUNK_BYTES)
+            work.ties += [(piece, canonical[name]) for piece in pieces]
     work.parts.sort(key=lambda part: -part.tensor.dtype.itemsize)
     return work
 

@@ -216,6 +216,21 @@ def test_views_of_one_storage_that_differ_are_stored_each(directory: Path) -> No
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
 
+def test_a_large_tensor_is_stored_in_chunks_and_its_tied_name_has_the_same(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seatrial.recovery.dcp_writer.CHUNK_BYTES", 64)
+    weight = torch.randn(10, 7)
+    save({"a": weight, "b": weight, "c": weight.t()}, directory)
+    entries = {entry.name: entry for entry in manifest_of(directory).tensors}
+    assert len(entries["a"].chunks) == 5
+    assert entries["a"].chunks == entries["b"].chunks
+    target = load({"a": torch.zeros(10, 7), "b": torch.zeros(10, 7).t().clone().t()}, directory)
+    assert bits(target["a"]) == bits(weight) == bits(target["b"])
+    assert bits(load({"c": torch.zeros(7, 10)}, directory)["c"]) == bits(weight.t())
+    assert CheckpointStore(directory).verify(1) == []
+
+
 # Models and optimizers
 
 
