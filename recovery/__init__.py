@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest
     from .probe import around, listen
     from .state import TrainingState
-    from .store import CheckpointInfo, CheckpointStore, Restored
+    from .store import CheckpointInfo, CheckpointStore, Restored, SaveHandle
     from .topology import Topology
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "CheckpointStore",
     "Manifest",
     "Restored",
+    "SaveHandle",
     "SeatrialReader",
     "SeatrialWriter",
     "StoreReport",
@@ -38,6 +39,7 @@ _MODULES = {
     "CheckpointStore": "store",
     "Manifest": "manifest",
     "Restored": "store",
+    "SaveHandle": "store",
     "SeatrialReader": "dcp",
     "SeatrialWriter": "dcp",
     "StoreReport": "inspect",

@@ -6,7 +6,8 @@ coordinator deletes what every rank has read. A message is at most limited by me
 parts that fit `TCPStore`).
 
 Does not: detect dead ranks before the timeout (the launcher does), or start any thread. All ranks
-open the same rounds in the same order; rank 0 is the coordinator. Collectives are avoided because a
+open the same rounds in the same order, on each lane by itself: rounds that go on in a background
+thread have a lane of their own. Rank 0 is the coordinator. Collectives are avoided because a
 failing rank must be able to say so, and because a save must not interleave with the job's own.
 """
 
@@ -97,6 +98,13 @@ class Exchange(ABC):
     def open_round(self, kind: str) -> Round:
         """Begin the next round of ``kind``. Every rank opens the same rounds in the same order."""
 
+    @abstractmethod
+    def lane(self, name: str) -> Exchange:
+        """An exchange between the same ranks whose rounds may go on beside those of this one.
+
+        One thread at a time uses a lane. Every rank makes the same lanes; one name, one lane.
+        """
+
     @staticmethod
     def from_process_group(*, timeout_s: float = TIMEOUT_S) -> Exchange:
         """Over the store of the default process group; alone where there is no process group.
@@ -123,6 +131,9 @@ class SoloExchange(Exchange):
 
     def open_round(self, kind: str) -> Round:
         return _SoloRound()
+
+    def lane(self, name: str) -> Exchange:
+        return self
 
 
 class _SoloRound(Round):
@@ -168,10 +179,22 @@ class StoreExchange(Exchange):
         self._announced: list[str] = []
 
     def open_round(self, kind: str) -> Round:
+        self._rounds += 1
+        return _StoreRound(self, f"{self._own_prefix()}/{self._rounds}/{kind}", self._timeout_s)
+
+    def lane(self, name: str) -> Exchange:
+        return StoreExchange(
+            self._store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout_s=self._timeout_s,
+            prefix=f"{self._own_prefix()}/{name}",
+        )
+
+    def _own_prefix(self) -> str:
         if self._prefix is None:
             self._prefix = f"#{next(_instances)}"
-        self._rounds += 1
-        return _StoreRound(self, f"{self._prefix}/{self._rounds}/{kind}", self._timeout_s)
+        return self._prefix
 
     def put(self, key: str, payload: bytes) -> None:
         """Set ``key``; it becomes visible after all its parts."""

@@ -21,9 +21,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from .probe import around
 from .publish import fsync_directory, open_directory, probe_publish, publish_at
 from .writer import write_object_file, write_shard_file
 
-__all__ = ["Labels", "Saver"]
+__all__ = ["Labels", "PlannedSave", "Saver"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,47 +80,84 @@ class Saver:
                 it says so.
             AlreadyPublishedError: on all ranks; the step holds something else.
         """
-        try:
-            with ExitStack() as stack:
-                return _Save(self, stack, step, parent_step).run(state)
-        except RanksFailed as failed:
-            self._planner.forget()
-            kind = AlreadyPublishedError if failed.has(AlreadyPublishedError) else SaveError
-            raise kind(f"step {step} was not saved: {failed}") from failed.__cause__
-        except SaveError:
-            self._planner.forget()
-            raise
-        except CheckpointError as error:
-            self._planner.forget()
-            raise SaveError(f"step {step} was not saved: {error}") from error
+        round_ = self._exchange.open_round("save")
+        return self.begin(round_, state, step=step, parent_step=parent_step).finish()
+
+    def begin(
+        self, round_: Round, state: Checkpointable, *, step: int, parent_step: int | None
+    ) -> PlannedSave:
+        """Plan on all ranks; the `PlannedSave` must be finished before the next one begins.
+
+        Raises:
+            SaveError: as `save`; nothing is left open.
+        """
+        save = PlannedSave(self, round_, step, parent_step)
+        with save.named_errors():
+            save.plan(state)
+        return save
 
 
-class _Save:
-    """One save on one rank. ``stack`` holds what stays open until it is over."""
+class PlannedSave:
+    """One save on one rank: what it writes is decided, and the state's objects are captured.
 
-    def __init__(self, saver: Saver, stack: ExitStack, step: int, parent_step: int | None) -> None:
+    The tensors are those of the live state until `copy_tensors`.
+    """
+
+    def __init__(self, saver: Saver, round_: Round, step: int, parent_step: int | None) -> None:
         self._saver = saver
-        self._stack = stack
+        self._round = round_
+        self._stack = ExitStack()  # what stays open until the save is over
         self._step = step
         self._parent_step = parent_step
         self._exchange = saver._exchange
         self._directory = saver._directory
         self._rank = saver._exchange.rank
         self._step_directory = -1
+        self._objects = b""
+        self._copy_error: Exception | None = None
 
-    def run(self, state: Checkpointable) -> Manifest:
-        round_ = self._exchange.open_round("save")
-        objects = b""
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Raise what is caught as `SaveError`; whatever is open is closed after any error."""
+        try:
+            yield
+        except BaseException as error:
+            self._stack.close()
+            if isinstance(error, RanksFailed):
+                self._saver._planner.forget()
+                kind = AlreadyPublishedError if error.has(AlreadyPublishedError) else SaveError
+                raise kind(f"step {self._step} was not saved: {error}") from error.__cause__
+            if isinstance(error, CheckpointError):
+                self._saver._planner.forget()
+                if not isinstance(error, SaveError):
+                    raise SaveError(f"step {self._step} was not saved: {error}") from error
+            raise
 
+    def plan(self, state: Checkpointable) -> None:
         def capture() -> Sequence[Part]:
-            nonlocal objects
             shared = state.shared_objects() if self._exchange.is_coordinator else {}
             content = {"shared": dict(shared), "rank": dict(state.rank_objects())}
-            objects = plain.dumps(content, name="state")
+            self._objects = plain.dumps(content, name="state")
             return local_parts(state.tensors())
 
-        assignment = self._saver._planner.plan(round_, self._step, capture, self._begin_attempt)
-        cause = self._report(round_, assignment, objects)
+        self._assignment = self._saver._planner.plan(
+            self._round, self._step, capture, self._begin_attempt
+        )
+
+    def copy_tensors(self, copy: Callable[[Sequence[Part]], Sequence[Part]]) -> None:
+        """Write from what ``copy`` returns; an error in it is this rank's, told in `finish`."""
+        try:
+            self._assignment = replace(self._assignment, parts=copy(self._assignment.parts))
+        except Exception as error:
+            self._copy_error = error
+
+    def finish(self) -> Manifest:
+        """Write, report, commit and acknowledge; raises as `Saver.save`."""
+        with self.named_errors(), self._stack:
+            return self._finish(self._round, self._assignment)
+
+    def _finish(self, round_: Round, assignment: Assignment) -> Manifest:
+        cause = self._report(round_, assignment)
         outcome = b""
         if self._exchange.is_coordinator:
             outcome, error = self._commit(round_, assignment)
@@ -162,11 +199,11 @@ class _Save:
         self._step_directory = self._stack.enter_context(open_directory(step))
         return attempt
 
-    def _report(self, round_: Round, assignment: Assignment, objects: bytes) -> Exception | None:
+    def _report(self, round_: Round, assignment: Assignment) -> Exception | None:
         """Write, and post what was written or why it was not; returns the error if any."""
         cause: Exception | None = None
         try:
-            message = encode_value(json.dumps(self._write(assignment, objects)).encode())
+            message = encode_value(json.dumps(self._write(assignment)).encode())
         except Exception as error:
             cause, message = error, encode_failures({self._rank: Failure.of(error)})
         posted = False
@@ -180,7 +217,9 @@ class _Save:
                 round_.post("report", encode_failures({self._rank: Failure.of(error)}))
         return cause
 
-    def _write(self, assignment: Assignment, objects: bytes) -> object:
+    def _write(self, assignment: Assignment) -> object:
+        if self._copy_error is not None:
+            raise self._copy_error
         algorithm = self._saver._algorithm
         attempt = self._directory.attempt(self._step, assignment.attempt)
         base = attempt / f"rank-{self._rank:05d}"
@@ -192,7 +231,7 @@ class _Save:
             algorithm=algorithm,
         )
         entry = write_object_file(
-            base.with_suffix(".json"), objects, step=self._step, algorithm=algorithm
+            base.with_suffix(".json"), self._objects, step=self._step, algorithm=algorithm
         )
         with around("checkpoint/directory/fsync", step=self._step, file=str(attempt)):
             fsync_directory(attempt)

@@ -4,10 +4,10 @@ Guarantees: a checkpoint exists exactly when its manifest does, and then all its
 `save` and `restore` end alike on all ranks; every byte that is restored was verified; deletion
 follows the rule in `seatrial.recovery.retention`. Nothing that is loaded can execute code.
 
-Does not: save in the background, retry a failed save, or serve two live runs in one directory.
+Does not: retry a failed save, or serve two live runs in one directory.
 
-`save` and `restore` are collective: all ranks of the exchange call them in the same order. The rest
-is local and may be called anywhere.
+`save`, `save_async` and `restore` are collective: all ranks of the exchange call them in the same
+order, in one thread. The rest is local and may be called anywhere.
 
 Events, with ``step`` and, where it says so, ``file`` (a full path):
 
@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import retention
+from .background import Background, SaveHandle
 from .checkpointable import Checkpointable
 from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
@@ -43,11 +44,12 @@ from .errors import CheckpointError, RecoveryError
 from .exchange import TIMEOUT_S, Exchange
 from .inspect import verify_step
 from .manifest import Manifest
-from .probe import around
+from .probe import around, probe
 from .restoring import Restorer
 from .saving import Labels, Saver
+from .staging import Staging
 
-__all__ = ["CheckpointInfo", "CheckpointStore", "Restored"]
+__all__ = ["CheckpointInfo", "CheckpointStore", "Restored", "SaveHandle"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,9 @@ class CheckpointStore:
         self._timeout_s = timeout_s
         self._parent_step: int | None = None
         self._saver: Saver | None = None
+        self._background = Background()
+        self._background_lane: Exchange | None = None
+        self._staging = Staging()
 
     @property
     def directory(self) -> Path:
@@ -135,17 +140,58 @@ class CheckpointStore:
             SaveError: on all ranks alike, naming the rank and the cause.
             AlreadyPublishedError: a `SaveError`; the step is published already.
         """
+        self._background.settle()
+        with around("checkpoint", step=step):
+            saver = self._saver_for(step)
+            manifest = saver.save(state, step=step, parent_step=self._parent_step)
+            self._end_save(step)
+        return manifest
+
+    def save_async(self, state: Checkpointable, *, step: int) -> SaveHandle:
+        """Begin to save ``state`` as ``step`` on all ranks, and go on when it is copied.
+
+        First waits for the save in flight, of which there is at most one. Then the ranks agree on
+        who stores what, and each copies what it stores into memory that is kept for the next call,
+        as much as its shard file is large. Whatever happens to ``state`` afterwards is not in the
+        checkpoint. The rest goes on in a thread: writing, and the manifest when all ranks are
+        durable. Its events are announced there, ``checkpoint`` before in this thread.
+
+        Returns:
+            The handle; its ``wait`` returns or raises as `save` does.
+
+        Raises:
+            SaveError: this step could not be planned; or, as from `save`, `restore` and `prune`, an
+                earlier background save failed and its handle's ``wait`` was never called.
+        """
+        self._background.settle()
+        saver = self._saver_for(step)
+        probe("checkpoint", "before", step=step)
+        if self._background_lane is None:
+            self._background_lane = self.exchange.lane("background")
+        round_ = self._background_lane.open_round("save")
+        planned = saver.begin(round_, state, step=step, parent_step=self._parent_step)
+        planned.copy_tensors(self._staging.copy)
+
+        def finish() -> Manifest:
+            manifest = planned.finish()
+            self._end_save(step)
+            probe("checkpoint", "after", step=step)
+            return manifest
+
+        return self._background.start(step, finish)
+
+    def _saver_for(self, step: int) -> Saver:
         if step < 0:
             raise ValueError(f"step is {step}; a step is 0 or more")
         if self._saver is None:
             self._saver = Saver(
                 self._directory, self.exchange, labels=self._labels, algorithm=self._algorithm
             )
-        with around("checkpoint", step=step):
-            manifest = self._saver.save(state, step=step, parent_step=self._parent_step)
-            self._parent_step = step
-            self._collect(step)
-        return manifest
+        return self._saver
+
+    def _end_save(self, step: int) -> None:
+        self._parent_step = step
+        self._collect(step)
 
     def restore(self, state: Checkpointable, *, step: int | None = None) -> Restored | None:
         """Restore the newest valid checkpoint, or exactly ``step``, into ``state`` on all ranks.
@@ -159,6 +205,7 @@ class CheckpointStore:
             MismatchError: ``state`` holds other tensors; nothing was overwritten.
             CheckpointError: a rank failed for another reason; nothing was moved.
         """
+        self._background.settle()
         restorer = Restorer(self._directory, self.exchange)
         found = restorer.restore(state, step=step)
         if found is None:
@@ -212,6 +259,7 @@ class CheckpointStore:
 
         Local: call it on one rank, while no rank saves.
         """
+        self._background.settle()
         published = self._directory.published()
         if published:
             retention.verify(self._directory, published[-1])
