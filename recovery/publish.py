@@ -118,18 +118,30 @@ def _link(
 ) -> Literal["won", "ours"]:
     try:
         os.link(temporary, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
-    except FileExistsError:
+        return "won"
+    except (FileExistsError, FileNotFoundError) as error:
         # The reply of a successful link may be lost on NFS, and its retry answers EEXIST; open(2)
-        # says to look at the link count of one's own file.
-        if os.stat(temporary, dir_fd=directory, follow_symlinks=False).st_nlink == 2:
+        # says to look at the link count of one's own file. Missing is the temporary where a winner
+        # has collected it.
+        if _links(directory, temporary) == 2:
             return "won"
-        if _read(directory, name) == data:
+        try:
+            published = _read(directory, name)
+        except FileNotFoundError:
+            raise error from None
+        if published == data:
             return "ours"
         raise AlreadyPublishedError(
             f"{path} was published before with other content; this attempt lost the race and its "
             "files are leftovers. Resume from the published checkpoint, or remove it to redo it"
         ) from None
-    return "won"
+
+
+def _links(directory: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_nlink
+    except FileNotFoundError:
+        return 0
 
 
 def write_all(file: int, data: bytes | bytearray | memoryview) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from seatrial.recovery.errors import AlreadyPublishedError, StorageUnsupportedError
+from seatrial.recovery.probe import listen
 from seatrial.recovery.publish import open_directory, probe_publish, publish_at, publish_once
 
 
@@ -31,6 +32,24 @@ def test_other_content_has_lost_and_changes_nothing(tmp_path: Path) -> None:
         publish_once(tmp_path / "name", b"second")
     assert (tmp_path / "name").read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["name"]
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_whose_temporary_was_collected_has_lost_only_if_somebody_won(
+    tmp_path: Path, published: bool
+) -> None:
+    def collect(event: str, edge: str, facts: dict[str, object]) -> None:
+        if (event, edge) == ("publish/link", "before"):
+            stop()
+            for path in tmp_path.glob(".*.tmp"):
+                path.unlink()
+            if published:
+                publish_once(tmp_path / "name", b"first")
+
+    stop = listen(collect)
+    with pytest.raises(AlreadyPublishedError if published else FileNotFoundError):
+        publish_once(tmp_path / "name", b"second")
+    assert os.listdir(tmp_path) == (["name"] if published else [])
 
 
 def test_of_many_racing_publishers_exactly_one_wins(tmp_path: Path) -> None:
