@@ -14,13 +14,17 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from .digest import digest
 from .errors import StateError
 from .manifest import Chunk
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "CHUNK_BYTES",
@@ -142,22 +146,29 @@ def local_parts(tensors: Mapping[str, torch.Tensor]) -> list[Part]:
         StateError: a tensor whose bytes cannot be taken apart (sparse, quantized, meta, a pending
             reduction), or a name that the shard format reserves.
     """
-    parts = (_part(name, tensor) for name, tensor in tensors.items())
+    places: _Places = {}
+    with torch.no_grad():  # to_local is then free
+        parts = [_part(name, tensor, places) for name, tensor in tensors.items()]
     return [part for part in parts if part is not None]
 
 
-def _part(name: str, tensor: torch.Tensor) -> Part | None:
+# Global shape, mesh and placements of a DTensor -> sizes and offsets of this rank's part.
+_Places = dict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def _part(name: str, tensor: torch.Tensor, places: _Places) -> Part | None:
     if not isinstance(name, str) or not name or name == "__metadata__":
         raise StateError(f"{name!r} cannot be the name of a stored tensor")
     if not isinstance(tensor, torch.Tensor):
         raise StateError(f"{name!r} is a {type(tensor).__name__}, not a tensor")
     shape = tuple(tensor.shape)
-    local, offsets = tensor.detach(), (0,) * len(shape)
     if _is_dtensor(tensor):
-        held = _of_dtensor(name, tensor)
+        held = _of_dtensor(name, tensor, places)
         if held is None:
             return None
         local, offsets = held
+    else:
+        local, offsets = tensor.detach(), (0,) * len(shape)
     if local.layout is not torch.strided or local.is_quantized or local.is_meta:
         raise StateError(
             f"tensor {name!r} is sparse, quantized or on the meta device and has no plain bytes; "
@@ -180,9 +191,10 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def _of_dtensor(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:
+def _of_dtensor(
+    name: str, tensor: torch.Tensor, places: _Places
+) -> tuple[torch.Tensor, tuple[int, ...]] | None:
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     assert isinstance(tensor, DTensor)
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -192,29 +204,41 @@ def _of_dtensor(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[in
         raise StateError(
             f"tensor {name!r} is a pending reduction ({placements}); redistribute it before saving"
         )
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    key = (tensor.shape, mesh, placements)
+    if key not in places:
+        places[key] = _place(name, tensor)
+    sizes, offsets = places[key]
     local = tensor.to_local().detach()
-    if tuple(local.shape) != tuple(sizes):
+    if tuple(local.shape) != sizes:
         raise StateError(
             f"tensor {name!r} holds {tuple(local.shape)} on this rank where its placements "
-            f"{placements} give {tuple(sizes)}; its dimensions must divide evenly over the mesh"
+            f"{placements} give {sizes}; its dimensions must divide evenly over the mesh"
         )
-    if local.numel() and not all(
+    return local, offsets
+
+
+def _place(name: str, tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and offsets of this rank's part; slow, and equal for tensors that are placed alike."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if math.prod(sizes) and not all(
         _is_run(tensor, dim, offsets[dim], sizes[dim]) for dim in range(tensor.ndim)
     ):
         raise StateError(
-            f"tensor {name!r} with placements {placements} is not one rectangle on this rank; "
-            "its dimensions must divide evenly over the mesh"
+            f"tensor {name!r} with placements {tensor.placements} is not one rectangle on this "
+            "rank; its dimensions must divide evenly over the mesh"
         )
-    return local, tuple(offsets)
+    return tuple(sizes), tuple(offsets)
 
 
-def _is_run(tensor: torch.Tensor, dim: int, offset: int, size: int) -> bool:
+def _is_run(tensor: DTensor, dim: int, offset: int, size: int) -> bool:
     """Whether this rank's indices of ``dim`` are consecutive; a strided shard's need not be."""
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    assert isinstance(tensor, DTensor)
     if not any(isinstance(p, _StridedShard) and p.dim == dim for p in tensor.placements):
         return True
     held = torch.arange(tensor.shape[dim])
@@ -235,7 +259,9 @@ def _is_run(tensor: torch.Tensor, dim: int, offset: int, size: int) -> bool:
 
 def encode_layout(parts: Sequence[Part]) -> tuple[bytes, str]:
     """The regions as JSON, and a digest that is equal where the layout is."""
-    data = json.dumps([astuple(part.region) for part in parts], separators=(",", ":")).encode()
+    regions = (part.region for part in parts)
+    fields = [[r.name, r.dtype, r.shape, r.offsets, r.sizes] for r in regions]
+    data = json.dumps(fields, separators=(",", ":")).encode()
     return data, digest(data)
 
 
