@@ -44,7 +44,13 @@ def test_a_pytest_process_that_is_ended_in_a_trial_leaves_nothing(
         *("--chaos-job=tiny_job:TinyJob", "--chaos-steps=1000", "--chaos-fault=clean"),
         *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", f"--chaos-store={store}"),
     ]
-    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        cwd=pytester.path,
+        stdout=subprocess.DEVNULL,
+        # A shell's background jobs ignore SIGINT, and so would this child of such a job.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         wait_until(lambda: log.exists() and len(log.read_text().splitlines()) == 2, "ranks run")
         below = descendants(process.pid)
