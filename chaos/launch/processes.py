@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -37,28 +38,39 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _parents() -> dict[int, int]:
-    """The parent of every live process; zombies are left out, they only wait to be reaped."""
+@dataclass(frozen=True)
+class _Process:
+    parent: int
+    is_alive: bool
+
+
+def _processes() -> dict[int, _Process]:
+    """Every process. One that has exited is dead; a leader whose threads go on is not."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 # The name in parentheses may itself hold spaces and parentheses.
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state != "Z":
-                    found[int(entry.name)] = int(parent)
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                is_alive = fields[0] != "Z" or int(fields[17]) > 1  # the number of threads
+                found[int(entry.name)] = _Process(int(fields[1]), is_alive)
     return found
 
 
 def descendants(pid: int) -> list[int]:
-    """Every live process that descends from ``pid``, nearest first."""
+    """Every live process that descends from ``pid``, nearest first.
+
+    Dead ones that wait to be reaped are looked through: their children are theirs until the last
+    of their threads is gone.
+    """
+    processes = _processes()
     children: dict[int, list[int]] = {}
-    for child, parent in _parents().items():
-        children.setdefault(parent, []).append(child)
+    for child, process in processes.items():
+        children.setdefault(process.parent, []).append(child)
     found: list[int] = []
     level = children.get(pid, [])
     while level:
-        found += level
+        found += [each for each in level if processes[each].is_alive]
         level = [grandchild for child in level for grandchild in children.get(child, [])]
     return found
 
@@ -74,7 +86,11 @@ def kill_descendants(pid: int, *, limit_s: float = 10.0) -> list[int]:
     """
     killed: dict[int, None] = {}
     deadline = time.monotonic() + limit_s
-    while alive := descendants(pid):
+    quiet = 0
+    # Twice, because a process whose parent goes while we look seems to belong to nobody.
+    while quiet < 2:
+        alive = descendants(pid)
+        quiet = 0 if alive else quiet + 1
         for each in alive:
             killed[each] = None
             with contextlib.suppress(ProcessLookupError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -52,6 +53,26 @@ def test_children_and_orphaned_daemons_of_killed_ranks_die_with_them(
     pids = recorded_pids(run, "process", "child", "daemon")
     assert len(pids) == 6
     assert not any(is_alive(pid) for pid in pids)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="calls exit(2) by its x86-64 number")
+def test_a_process_whose_main_thread_is_gone_is_found_and_so_is_its_child() -> None:
+    program = (
+        "import ctypes, subprocess, sys, threading, time\n"
+        "child = subprocess.Popen(['sleep', '3600'])\n"
+        "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+        "print(child.pid, flush=True)\n"
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # exit(2) of the calling thread alone, on x86-64
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            wait_until(lambda: not is_alive(process.pid), "the main thread is gone")
+            assert {process.pid, child} <= set(descendants(os.getpid()))
+        finally:
+            process.kill()
+            os.kill(child, signal.SIGKILL)
 
 
 def test_what_outlives_a_killed_rank_is_not_called_a_stray(
