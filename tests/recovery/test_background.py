@@ -243,29 +243,36 @@ def test_a_rank_that_cannot_copy_fails_the_save_of_all(
 
 
 def test_rounds_in_the_foreground_are_not_confused_with_those_of_the_save(
-    tmp_path: Path, make_state: Any, run_threads: Callable[..., list[Any]], gate: threading.Event
+    tmp_path: Path, make_state: Any, run_threads: Callable[..., list[Any]]
 ) -> None:
-    """Rank 1 is slow in the background while the foreground talks a lot."""
+    """Rank 1 has not reported yet while both talk in the foreground, under the same names."""
+    talked = threading.Event()
+
+    def slow(event: str, edge: str, facts: dict[str, object]) -> None:
+        if (event, edge) == ("checkpoint/shard/write", "before"):
+            assert in_background()
+            assert "rank-00001" not in str(facts["file"]) or talked.wait(60)
 
     def work(rank: int, exchange: Exchange) -> object:
-        store = CheckpointStore(tmp_path, exchange=exchange, keep_last=99)
+        store = CheckpointStore(tmp_path, exchange=exchange)
+        handle = store.save_async(make_state(1, rank), step=1)
         heard = []
-        for step in range(1, 6):
-            handle = store.save_async(make_state(step, rank), step=step)
-            for number in range(5):
-                round_ = exchange.open_round("save")
-                parts = round_.gather("report", b"%d" % (rank + number))
-                if parts is not None:
-                    round_.announce("commit", b",".join(parts))
-                heard.append(round_.receive("commit"))
-            if rank == 0 and step == 1:
-                gate.set()
-            handle.wait()
-        return heard
+        for number in range(5):
+            round_ = exchange.open_round("save")
+            parts = round_.gather("report", b"%d" % (rank + number))
+            if parts is not None:
+                round_.announce("commit", b",".join(parts))
+            heard.append(round_.receive("commit"))
+        if rank == 0:
+            assert not handle.done()
+            talked.set()
+        return heard, handle.wait().step
 
-    expected = [b"%d,%d" % (number, number + 1) for number in range(5)] * 5
-    assert run_threads(2, work) == [expected] * 2
-    assert [step.valid for step in inspect_store(tmp_path).steps] == [True] * 5
+    stop = listen(slow)
+    results = run_threads(2, work)
+    stop()
+    assert results == [([b"%d,%d" % (n, n + 1) for n in range(5)], 1)] * 2
+    assert inspect_store(tmp_path).latest_valid == 1
 
 
 def test_a_kill_at_any_event_of_a_background_save_leaves_the_old_or_the_new(
