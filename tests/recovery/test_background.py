@@ -245,12 +245,14 @@ def test_a_rank_that_cannot_copy_fails_the_save_of_all(
 def test_rounds_in_the_foreground_are_not_confused_with_those_of_the_save(
     tmp_path: Path, make_state: Any, run_threads: Callable[..., list[Any]]
 ) -> None:
-    """Rank 1 has not reported yet while both talk in the foreground, under the same names."""
-    talked = threading.Event()
+    """Rank 1 has not reported, but posted in the foreground, under the same names."""
+    posted, talked = threading.Event(), threading.Event()
 
     def slow(event: str, edge: str, facts: dict[str, object]) -> None:
-        if (event, edge) == ("checkpoint/shard/write", "before"):
+        if (event, edge) == ("checkpoint/gather", "before"):
             assert in_background()
+            assert posted.wait(60)
+        if (event, edge) == ("checkpoint/shard/write", "before"):
             assert "rank-00001" not in str(facts["file"]) or talked.wait(60)
 
     def work(rank: int, exchange: Exchange) -> object:
@@ -259,12 +261,17 @@ def test_rounds_in_the_foreground_are_not_confused_with_those_of_the_save(
         heard = []
         for number in range(5):
             round_ = exchange.open_round("save")
-            parts = round_.gather("report", b"%d" % (rank + number))
-            if parts is not None:
-                round_.announce("commit", b",".join(parts))
+            round_.post("report", b"%d" % (rank + number))
+            if rank == 1:
+                posted.set()
+            elif number == 0:
+                # Long enough to take the other message, if it could be taken for the report.
+                with pytest.raises(TimeoutError):
+                    handle.wait(timeout_s=0.2)
+            if rank == 0:
+                round_.announce("commit", b",".join(round_.collect("report")))
             heard.append(round_.receive("commit"))
         if rank == 0:
-            assert not handle.done()
             talked.set()
         return heard, handle.wait().step
 
