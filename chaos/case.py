@@ -5,12 +5,14 @@ Torch-free values; `seatrial.chaos.checks` looks at them, `seatrial.chaos.verdic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
 from .run import Run
 from .schedule import Schedule
+from .trace import Record
 from .trajectory import Trajectory
 
 
@@ -66,6 +68,15 @@ class Case:
         later = range(max(damaged) + 1, attempt + 1)
         return not any(step in self.trajectory.published.get(each, ()) for each in later)
 
+    def damaged_in(self, attempt: int) -> set[int]:
+        """Steps that the schedule damaged in this attempt, before it had restored anything."""
+        return {
+            int(str(record["step"]))
+            for rank in range(self.run.ranks)
+            for record in _until_it_began(self.run.trace(attempt, rank))
+            if record["kind"] == "damage"
+        }
+
     @property
     def damaged_steps(self) -> set[int]:
         """Steps whose checkpoint the schedule damaged."""
@@ -84,3 +95,10 @@ class Case:
             resumed = (beginning.restored or 0) if beginning else before.store.newest_valid or 0
             lost.append(max(0, self.trajectory.reached[before.number] - resumed))
         return lost
+
+
+def _until_it_began(trace: list[Record]) -> Iterator[Record]:
+    for record in trace:
+        if record["kind"] == "began":
+            return
+        yield record

@@ -23,7 +23,7 @@ from .trajectory import Beginning, Step
 
 
 def was_exercised(case: Case) -> Iterator[Finding]:
-    for reason in ineffective_strikes(case.run, case.schedule):
+    for reason in ineffective_strikes(case.run, case.trajectory, case.schedule):
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
 
 
@@ -89,7 +89,9 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         beginning = case.trajectory.beginning(after.number)
         if beginning is None:
             continue
-        newest, restored = before.store.newest_valid, beginning.restored
+        restored = beginning.restored
+        spoilt = case.damaged_in(after.number)
+        newest = max((step for step in before.store.valid if step not in spoilt), default=None)
         where = f"attempt {after.number} resumed from step {restored}"
         if restored is not None and restored in before.store.damaged:
             yield Finding(

@@ -97,7 +97,9 @@ class Injector:
             self._signal_all(_SIGNALS[fault.action], claimed)
         elif fault.action in DAMAGE:
             what = damage_newest(self._position.store, fault, own, seed=self._schedule.seed + index)
-            self._trace.record("damage", step=what.step, file=what.file, change=what.change)
+            self._trace.record(
+                "damage", fault=index, step=what.step, file=what.file, change=what.change
+            )
         elif fault.action == "raise":
             raise InjectedError(f"injected by the fault '{fault}'")
         elif fault.action == "exit":

@@ -19,7 +19,8 @@ def sample_faults(trajectory: Trajectory) -> Iterator[str]:
     samples is reported too, since nothing could be checked.
     """
     used: dict[int, Counter[int]] = {}
-    for step in trajectory.lineage():
+    lineage = trajectory.lineage()
+    for step in lineage:
         for outputs in step.outputs:
             epoch, samples = outputs.get("samples", (0, ()))
             used.setdefault(epoch, Counter()).update(samples)
@@ -27,10 +28,12 @@ def sample_faults(trajectory: Trajectory) -> Iterator[str]:
     size = sizes.pop() if len(sizes) == 1 else None
     if not any(used.values()):
         yield "no rank reported the samples that it consumed, so nothing shows they are used once"
+    # A control begins in the middle of an epoch, of which the rest was used before it.
+    begins_late = bool(lineage) and lineage[0].number > 1
     for epoch, counts in sorted(used.items()):
         repeated = sorted(sample for sample, count in counts.items() if count > 1)
         if repeated:
             yield f"epoch {epoch}: sample {repeated[0]} is consumed {counts[repeated[0]]} times"
-        is_over = epoch < max(used)
+        is_over = epoch < max(used) and not (begins_late and epoch == min(used))
         if size is not None and is_over and len(counts) != size:
             yield f"epoch {epoch} is over, but only {len(counts)} of {size} samples were consumed"

@@ -103,7 +103,7 @@ class Session:
         directory, store = self._fresh()
         shutil.copytree(source, store / source.name)
         subject = replace(experiment, workload=crippled, max_restarts=0)
-        after = range(start + 1, start + steps + 1)
+        after = range(start + 1, min(start + steps, experiment.steps) + 1)
         return self._judged(subject, Schedule(), reference, directory, store, after, progress)
 
     def reference(self, experiment: Experiment, *, progress: Progress | None = None) -> Reference:

@@ -357,6 +357,14 @@ def test_giving_up_without_any_valid_checkpoint_is_unrecoverable(
         damaged={4: "digest"},
         damage=(4,),
     )
+    run.attempt(
+        (),
+        ending="failed",
+        exits={0: 1},
+        damaged={4: "digest"},
+        silent=(0, 1),
+        error="NoValidCheckpointError",
+    )
     assert run.judged(reference, FLIP).verdict is Verdict.UNRECOVERABLE
 
 
@@ -435,6 +443,34 @@ def test_damage_that_left_the_checkpoint_valid_is_not_exercised(
     run.strike("kill", fault=1)
     run.attempt(
         range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4), damage=(4,)
+    )
+    finish(run)
+    assert run.judged(reference, FLIP).verdict is Verdict.NOT_EXERCISED
+
+
+def test_damage_that_no_restore_came_upon_is_not_exercised(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    run = make_evidence("run")
+    run.strike("flip", fault=0)
+    run.attempt(ALL, published=(2, 4, 6), valid=(4, 6), damage=(2,))
+    assert run.judged(reference, "flip rank=1 at=step:3/data").verdict is Verdict.NOT_EXERCISED
+
+
+def test_damage_that_a_newer_checkpoint_hides_is_not_exercised(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    run = make_evidence("run")
+    run.strike("flip", fault=0)
+    run.strike("kill", fault=1)
+    run.attempt(
+        range(1, 5),
+        ending="failed",
+        exits=KILLED,
+        published=(2, 4),
+        valid=(4,),
+        damaged={2: "digest"},
+        damage=(2,),
     )
     finish(run)
     assert run.judged(reference, FLIP).verdict is Verdict.NOT_EXERCISED

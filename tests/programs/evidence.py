@@ -84,12 +84,14 @@ class Evidence:
         cause: str = "",
         strays: tuple[str, ...] = (),
         litter: tuple[str, ...] = (),
+        error: str = "",
     ) -> None:
         """Add an attempt.
 
         ``wrong`` names a component that differs from that step on, ``wrong_at_start`` one that
         differs in the beginning; ``silent`` ranks leave no trace; ``changed`` replaces outputs of
-        (rank, step); ``damage`` are steps that a fault damaged.
+        (rank, step); ``damage`` are steps that a fault damaged; ``error`` is the class of the
+        exception that ended silent ranks.
         """
         number = len(self.attempts) + 1
         steps = list(steps)
@@ -115,7 +117,11 @@ class Evidence:
                 if step in published:
                     trace.record("published", step=step)
             for step in damage if rank == 1 else ():
-                trace.record("damage", step=step, file="x", change="x")
+                trace.record("damage", fault=0, step=step, file="x", change="x")
+            trace.close()
+        for rank in silent if error else ():
+            trace = TraceWriter(trace_file(self.directory, number, rank))
+            trace.record("error", type=error, bases=[error], message="")
             trace.close()
         store = StoreState(valid=tuple(valid), damaged=dict(damaged or {}), leftovers=leftovers)
         self.attempts.append(
