@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from seatrial.recovery.compare import Difference, first_difference
+from seatrial.recovery.compare import Difference, first_difference, first_misplaced
 from seatrial.recovery.errors import NoValidCheckpointError
 
 from .case import Case, Finding, Verdict
@@ -137,15 +137,17 @@ def _compare_beginning(
     restored = beginning.restored
     where = f"attempt {beginning.attempt}"
     if restored is None:
-        state, where = case.reference.beginnings[0].state, f"{where}, right after the start"
+        same: Beginning | Step = case.reference.beginnings[0]
+        where = f"{where}, right after the start"
     elif restored in expected:
-        state = expected[restored].state
+        same = expected[restored]
         where = f"{where}, right after the restore of step {restored}"
     else:
         reason = f"{where} resumed from step {restored}, which the reference never reached"
         yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=restored)
         return
-    difference = first_difference(state, beginning.state)
+    difference = first_difference(same.state, beginning.state)
+    difference = difference or first_misplaced(same.holders, beginning.holders)
     if difference is not None:
         yield _diverged(difference, where, restored)
 
@@ -165,6 +167,7 @@ def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
     # before the consequences do. The loss is the last consequence.
     yield from (finding for finding in outputs if finding.component != "outputs")
     difference = first_difference(expected.state, step.state)
+    difference = difference or first_misplaced(expected.holders, step.holders)
     if difference is not None:
         yield _diverged(difference, where, step.number)
     yield from outputs

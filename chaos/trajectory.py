@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from seatrial.recovery.compare import Combined, combine
+from seatrial.recovery.compare import Combined, Holders, combine, holders
 
 from .run import Run
 from .trace import Record
@@ -25,6 +25,7 @@ class Step:
     number: int
     attempt: int
     state: Combined
+    holders: Holders
     outputs: tuple[RankOutputs, ...]
     t: float
 
@@ -43,6 +44,7 @@ class Beginning:
     damaged: tuple[tuple[int, str], ...]
     notes: tuple[str, ...]
     state: Combined
+    holders: Holders
     samples_per_epoch: int | None
     t: float
 
@@ -120,6 +122,7 @@ def _beginning(attempt: int, records: list[Any]) -> Beginning:
         damaged=tuple((step, reason) for step, reason in first["damaged"]),
         notes=tuple(note for record in records for note in record["notes"]),
         state=combine([record["fingerprint"] for record in records], world_size=len(records)),
+        holders=holders([record["fingerprint"] for record in records]),
         samples_per_epoch=first["samples_per_epoch"],
         t=max(record["t"] for record in records),
     )
@@ -130,6 +133,7 @@ def _step(number: int, attempt: int, records: list[Any]) -> Step:
         number=number,
         attempt=attempt,
         state=combine([record["fingerprint"] for record in records], world_size=len(records)),
+        holders=holders([record["fingerprint"] for record in records]),
         outputs=tuple(record["outputs"] for record in records),
         t=max(record["t"] for record in records),
     )

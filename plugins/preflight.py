@@ -17,19 +17,20 @@ from seatrial.chaos.verdict import Verdict
 COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "progress")
 """The state components that a control leaves out, one each."""
 
-EXTRAS = "extra components"
+EXTRAS = "extra-components"
 """Stands for all other components of a job's state, which are not known before it has run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
-    called DIVERGED, by that name."""
+    called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption."""
 
     name: str
     schedule: Schedule
     expect: Verdict = Verdict.RECOVERED
     omit: str = ""
+    lossless: bool = False
 
 
 def bundled_trials(shape: Shape, *, seed: int, extras: bool) -> list[PlannedTrial]:
@@ -40,7 +41,8 @@ def bundled_trials(shape: Shape, *, seed: int, extras: bool) -> list[PlannedTria
     Raises:
         UsageError: the run is too short for two checkpoints and a strike after them.
     """
-    needed = 2 * shape.checkpoint_interval + max(1, shape.checkpoint_interval // 2)
+    half = shape.checkpoint_interval // 2
+    needed = 2 * shape.checkpoint_interval + max(3, half)  # a preemption needs a step after it
     if shape.steps < needed:
         raise UsageError(
             f"the pre-flight needs {needed} steps at a checkpoint interval of "
@@ -51,7 +53,9 @@ def bundled_trials(shape: Shape, *, seed: int, extras: bool) -> list[PlannedTria
     for name, text in _schedules(shape):
         schedule = Schedule(Schedule.parse(text).faults, seed)
         require_possible(schedule, shape)
-        trials.append(PlannedTrial(name=name or schedule.label, schedule=schedule))
+        preempts = any(fault.action == "terminate" for fault in schedule.faults)
+        name = name or schedule.label
+        trials.append(PlannedTrial(name=name, schedule=schedule, lossless=preempts))
     omitted = (*COMPONENTS, EXTRAS) if extras else COMPONENTS
     return trials + [control(component) for component in omitted]
 
@@ -106,7 +110,8 @@ def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
         yield "", f"kill rank=0 at=step:{saved}/{name} when=after"
     yield "", f"stop rank={other} at=step:{strike}/forward"
     yield "", f"stop rank={other} at=step:{strike}/forward resume=0.3"
-    yield "", f"terminate rank={other} at=step:{saved + 1}/backward"
+    # Not right after a checkpoint, where a rank that just dies would lose no step either.
+    yield "", f"terminate rank={other} at=step:{saved + 2}/backward"
     yield "", f"exit rank={other} at=step:{strike}/optimizer code=3"
     yield "", f"raise rank={other} at=step:{strike}/backward"
     yield "", f"oom rank={other} at=step:{strike}/forward"

@@ -18,6 +18,11 @@ def problem_with(planned: PlannedTrial, trial: Trial, expect: Verdict | None) ->
     if trial.verdict is Verdict.NOT_EXERCISED or expect not in (None, trial.verdict):
         wanted = f" instead of {expect}" if expect not in (None, trial.verdict) else ""
         return f"{trial.verdict}{wanted}: {judgement.reason}"
+    if planned.lossless and judgement.steps_lost:
+        return (
+            f"{judgement.steps_lost} step(s) were lost, though SIGTERM left the time to save: the "
+            "job did not save when it was told to leave"
+        )
     return ""
 
 

@@ -21,6 +21,9 @@ from .errors import StateError
 Combined = dict[str, dict[str, str]]
 """Component -> name -> value; equal values mean equal bits."""
 
+Holders = Mapping[str, tuple[int, ...]]
+"""Tensor name -> the ranks that hold some of it."""
+
 CAUSES_FIRST = ("progress", "sampler", "rng", "scheduler", "scaler")
 """Components that others depend on. Extras follow, then the effects."""
 
@@ -83,6 +86,31 @@ def combine(parts: Sequence[Mapping[str, Any]], *, world_size: int | None = None
     if not combined:
         raise StateError("the fingerprint of a state without tensors and objects proves nothing")
     return combined
+
+
+def holders(parts: Sequence[Mapping[str, Any]]) -> Holders:
+    """Which ranks hold each tensor, in whole or in part; comparable on one topology only."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in sorted(parts, key=lambda part: part["rank"]):
+        for name in part["tensors"]:
+            found[name] = (*found.get(name, ()), part["rank"])
+    return found
+
+
+def first_misplaced(reference: Holders, other: Holders) -> Difference | None:
+    """A tensor that some rank lacks, or has beyond the reference; values are not looked at.
+
+    The sum of a state's parts cannot show a whole copy that is absent on one rank.
+    """
+    for name, expected in reference.items():
+        found = other.get(name, ())
+        if found != expected:
+            kind: Literal["missing", "unexpected"]
+            kind = "missing" if set(expected) - set(found) else "unexpected"
+            ranks = ", ".join(str(rank) for rank in sorted(set(expected) ^ set(found)))
+            component = name.partition("/")[0]
+            return Difference(component=component, name=f"{name} on rank {ranks}", kind=kind)
+    return None
 
 
 def disagreements(combined: Combined) -> list[tuple[str, str]]:

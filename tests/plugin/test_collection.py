@@ -44,7 +44,7 @@ def test_the_preflight_has_readable_ids(run_pytest: RunPytest) -> None:
         "kill[rank0-step10-checkpoint-manifest-link-after]",
         "kill[restore]",
         "stop[rank1-step12-forward]",
-        "terminate[rank1-step11-backward]",
+        "terminate[rank1-step12-backward]",
         "raise[rank1-step12-backward]",
         "oom[rank1-step12-forward]",
         "tear[shard]",

@@ -14,6 +14,8 @@ from seatrial.recovery.compare import (
     differences,
     disagreements,
     first_difference,
+    first_misplaced,
+    holders,
     ordered,
 )
 from seatrial.recovery.errors import StateError
@@ -121,3 +123,25 @@ def test_what_only_one_side_has_is_a_difference() -> None:
 def test_comparing_needs_no_torch() -> None:
     code = "import sys, seatrial.recovery.compare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_whole_copy_that_one_rank_lacks_is_a_difference() -> None:
+    shard = [1, 2, 4, 4]
+    both = [
+        {
+            "rank": rank,
+            "shared": {},
+            "own": {},
+            "tensors": {"optimizer/w/m": [*shard, f"rank{rank}"]},
+        }
+        for rank in range(2)
+    ]
+    one = [both[0], {**both[1], "tensors": {}}]
+    assert (
+        first_difference(combine(both), combine(one)) is None
+    )  # which is why holders are compared
+    assert first_misplaced(holders(both), holders(both)) is None
+    lacking = first_misplaced(holders(both), holders(one))
+    assert lacking is not None
+    assert (lacking.component, lacking.kind) == ("optimizer", "missing")
+    assert "rank 1" in lacking.name
