@@ -13,7 +13,7 @@ from pathlib import Path
 
 from seatrial.recovery.inspect import inspect_store
 
-from .errors import ChaosError
+from .errors import ChaosError, LaunchError
 from .experiment import Experiment
 from .launch.launcher import LocalLauncher
 from .launch.plan import Workload
@@ -180,7 +180,12 @@ class Session:
             directory=directory,
             inspect=_store_state,
         )
-        return supervise(assignment, launcher, progress=progress, note=launcher.note)
+        try:
+            return supervise(assignment, launcher, progress=progress, note=launcher.note)
+        except LaunchError:
+            launcher.close()
+            self._launchers.clear()  # the next trial gets another custodian
+            raise
 
     def _launcher(self, experiment: Experiment) -> LocalLauncher:
         key = (experiment.launcher, experiment.workload.preload)

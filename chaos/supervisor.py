@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .errors import LaunchError
 from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
@@ -77,6 +78,8 @@ def supervise(
     for number in range(1, assignment.limits.max_restarts + 2):
         try:
             attempts.append(_attempt(assignment, launcher, number, began, progress))
+        except LaunchError:
+            raise  # there is nobody left to ask
         except BaseException:
             launcher.stop()
             raise

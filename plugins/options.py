@@ -6,6 +6,7 @@ wrong without starting a process is a `UsageError` of one sentence. Torch-free.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Mapping
@@ -67,6 +68,8 @@ def read_options(config: pytest.Config) -> ChaosOptions:
     places = (config.invocation_params.dir, config.rootpath)
     options = replace(options, job=resolve_job(options.job, places))
     _check(options)
+    if options.store and not hasattr(config, "workerinput"):  # once for all xdist workers
+        _check_store(options.store)
     return options
 
 
@@ -120,8 +123,6 @@ def _check(options: ChaosOptions) -> None:
             raise UsageError(f"--chaos-text {options.text!r}: {error.strerror}") from None
         if empty:
             raise UsageError(f"--chaos-text {options.text!r} is empty")
-    if options.store:
-        _check_store(options.store)
     experiment(options)
 
 
@@ -139,7 +140,8 @@ def _check_store(store: str) -> None:
     finally:
         for each in made:
             if each.is_dir():
-                each.rmdir()
+                with contextlib.suppress(OSError):  # somebody else has begun to use it
+                    each.rmdir()
 
 
 def experiment(options: ChaosOptions) -> Experiment:

@@ -159,7 +159,7 @@ class ChaosTrial:
             self._node,
             options=chosen,
             expect=Verdict.DIVERGED if omit else _expected(expect),
-            replay=f"pytest --chaos {shlex.quote(self._node.nodeid)}",
+            replay=f"pytest {as_arguments(self._runner.options)} {shlex.quote(self._node.nodeid)}",
         )
 
 

@@ -130,11 +130,11 @@ class ChaosPlugin:
             self._session.close()
         if self._worker is not None:
             self._config.workeroutput[_UNUSABLE] = self._unusable  # type: ignore[attr-defined]
-        else:
-            shutil.rmtree(self._root, ignore_errors=True)
         if self._unusable:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        return (yield)
+        yield
+        if self._worker is None:  # by now xdist's workers have ended too
+            shutil.rmtree(self._root, ignore_errors=True)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._rows and self._config.option.verbose >= -1:

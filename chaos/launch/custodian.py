@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -35,6 +36,7 @@ EXITS = "exits.json"
 """Where the torchrun agent leaves the exit status of each rank, in the attempt's directory."""
 
 
+_LEAVING_S = 2.0
 _WARM = ("seatrial.chaos.launch.worker", "numpy.random", "torch._dynamo")
 """What a rank would otherwise import: torch loads dynamo (1.5 s) when an optimizer is made."""
 
@@ -66,20 +68,22 @@ class Custodian:
                 self._answer(json.loads(line))
 
     def _say(self, **message: object) -> None:
+        """Send a message; an answer carries the number of its request."""
         self._control.sendall(json.dumps(message).encode() + b"\n")
 
     def _answer(self, request: dict[str, str]) -> None:
         try:
             match request["do"]:
                 case "warm":
-                    self._say(warm=True, unsafe=_warm_up(request["modules"]))
+                    self._say(to=request["number"], unsafe=_warm_up(request["modules"]))
                 case "launch":
                     self._launch(request["method"], Path(request["plan"]))
-                    self._say(launched=True)
+                    self._say(to=request["number"])
                 case "stop":
-                    self._say(stopped=True, strays=self._stop())
+                    self._say(to=request["number"], strays=self._stop())
         except Exception as error:
-            self._say(failed=f"{type(error).__name__}: {error}", detail=traceback.format_exc())
+            failed = f"{type(error).__name__}: {error}"
+            self._say(to=request["number"], failed=failed, detail=traceback.format_exc())
 
     def _launch(self, method: str, plan_file: Path) -> None:
         self._plan = plan = AttemptPlan.from_json(plan_file.read_text())
@@ -138,7 +142,7 @@ class Custodian:
     def _stop(self) -> list[str]:
         """Kill whatever is left; what outlives ranks that all left by themselves is a stray."""
         own = os.getpid()
-        strays = [] if self._running else [command_line(pid) for pid in descendants(own)]
+        strays = [] if self._running else [command_line(pid) for pid in _lasting(own)]
         kill_descendants(own)
         for pidfd, _ in self._running.values():
             self._selector.unregister(pidfd)
@@ -166,6 +170,15 @@ def _warm_up(modules: str) -> str:
     if threads > 1:
         return f"importing the job started {threads - 1} thread(s), which do not survive a fork"
     return ""
+
+
+def _lasting(pid: int) -> list[int]:
+    """Descendants that are still there after a moment: Python's resource tracker, for one, needs
+    a tenth of a second to notice that its process has left in good order."""
+    deadline = time.monotonic() + _LEAVING_S
+    while (found := descendants(pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
 
 
 def _start(module: str, arguments: list[str], directory: Path) -> int:

@@ -97,6 +97,7 @@ class LocalLauncher:
         self.note = ""
         self._plan: AttemptPlan | None = None
         self._input = b""
+        self._asked = 0
         self._pending: list[RankExit] = []
         self._control, theirs = socket.socketpair()
         with theirs:
@@ -173,12 +174,15 @@ class LocalLauncher:
         self._process.wait()
 
     def _ask(self, **request: str) -> dict[str, object]:
+        # Numbered, because a KeyboardInterrupt may leave an earlier answer unread.
+        self._asked += 1
+        request["number"] = str(self._asked)
         try:
             self._control.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise self._gone() from error
         while True:
-            if answer := self._read(None):
+            if (answer := self._read(None)) and answer["to"] == request["number"]:
                 if failed := answer.get("failed"):
                     raise LaunchError(f"{request['do']}: {failed}\n{answer['detail']}")
                 return answer

@@ -8,6 +8,7 @@ for the custodian. Restarting is the supervisor's, as under every launcher.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from torch.distributed.run import parse_args, run
 
 from .custodian import EXITS
 from .plan import AttemptPlan
+from .processes import die_with_parent
 
 
 def main() -> None:
     """``python -m seatrial.chaos.launch.torchrun_agent PLAN``"""
+    die_with_parent(os.getppid())
     plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
     options = ["--standalone", "--nnodes=1", f"--nproc-per-node={plan.world.ranks}"]
     options += ["--max-restarts=0", "-m", "seatrial.chaos.launch.worker", sys.argv[1]]

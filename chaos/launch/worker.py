@@ -80,7 +80,7 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
     listen(Injector(Schedule.parse(plan.schedule), position, ledger, trace))
     probe("start", "before")
     local_rank = rank % world.ranks_per_node
-    device, backend = _choose_device(world.device, local_rank, world.ranks_per_node)
+    device, backend = _choose_device(world.device, rank, world.ranks)
     seed_everything(plan.seed, rank)
     _initialise_process_group(plan, rank, backend)
     probe("start", "after")
@@ -111,16 +111,19 @@ def _load(entry: str) -> Entry:
     return function
 
 
-def _choose_device(wanted: str, local_rank: int, ranks_here: int) -> tuple[torch.device, str]:
-    """The rank's device and the backend: NCCL needs a GPU for each rank, gloo does not."""
+def _choose_device(wanted: str, rank: int, ranks: int) -> tuple[torch.device, str]:
+    """The rank's device and the backend: NCCL needs a GPU for each rank, gloo does not.
+
+    Nodes are simulated: all ranks share the GPUs of this machine.
+    """
     count = torch.cuda.device_count() if wanted != "cpu" else 0
     if count == 0:
         if wanted == "cuda":
             raise RuntimeError("the device is 'cuda', but torch sees no GPU")
         return torch.device("cpu"), "gloo"
-    device = torch.device("cuda", local_rank % count)
+    device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)
-    return device, "nccl" if ranks_here <= count else "gloo"
+    return device, "nccl" if ranks <= count else "gloo"
 
 
 def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> None:
@@ -183,8 +186,7 @@ def leave(status: int) -> None:
 def main() -> None:
     """``python -m seatrial.chaos.launch.worker PLAN [RANK PARENT]``; torchrun sets RANK instead."""
     plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
-    if len(sys.argv) > 2:
-        die_with_parent(int(sys.argv[3]))
+    die_with_parent(int(sys.argv[3]) if len(sys.argv) > 2 else os.getppid())
     sys.exit(run_rank(plan, int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"])))
 
 

@@ -91,6 +91,20 @@ def test_a_process_that_outlives_ranks_that_left_by_themselves_is_a_stray_and_di
     assert not any(is_alive(pid) for pid in recorded_pids(run, "process", "child", "daemon"))
 
 
+def test_a_helper_that_is_still_leaving_is_no_stray(supervise_program: SuperviseProgram) -> None:
+    # multiprocessing's resource tracker outlives its process by a moment.
+    run = supervise_program("share_memory_in_order")
+    assert run.completed
+    assert run.attempts[0].strays == ()
+
+
+def test_an_answer_that_an_interrupt_left_unread_is_not_taken_for_the_next(
+    launcher: LocalLauncher,
+) -> None:
+    launcher._control.sendall(b'{"do": "warm", "modules": "", "number": "interrupted"}\n')
+    assert launcher.stop() == []
+
+
 def test_a_clean_run_leaves_no_stray_and_no_litter(
     supervise_program: SuperviseProgram, launcher: LocalLauncher
 ) -> None:

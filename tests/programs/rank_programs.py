@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,12 @@ def have_children(context: RankContext, arguments: Arguments) -> None:
 def litter(context: RankContext, arguments: Arguments) -> None:
     Path(tempfile.mkdtemp(prefix="forgotten-")).joinpath("file").write_text("x")
     Path(f"/dev/shm/torch_{os.getpid()}_{context.rank}").write_text("x")
+
+
+def share_memory_in_order(context: RankContext, arguments: Arguments) -> None:
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    segment.close()
+    segment.unlink()
 
 
 def leave(context: RankContext, arguments: Arguments) -> None:
