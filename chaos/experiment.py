@@ -33,6 +33,7 @@ class Experiment:
             ranks_per_node=self.world.ranks_per_node,
             steps=self.steps,
             checkpoint_interval=self.checkpoint_interval,
+            max_restarts=self.max_restarts,
         )
 
     @property

@@ -71,6 +71,7 @@ class Shape:
     ranks_per_node: int
     steps: int
     checkpoint_interval: int
+    max_restarts: int = 3
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""
@@ -110,6 +111,11 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
     at_most = _occurrences(fault.at, shape)
     if at_most is not None and fault.nth > at_most:
         return f"{fault.at} happens at most {at_most} time{'s' * (at_most > 1)} in an attempt"
+    attempts = shape.max_restarts + 1
+    if fault.attempt is not None and fault.attempt > attempts:
+        return f"the run has at most {attempts} attempt{'s' * (attempts > 1)}"
+    if fault.at.name == "restore/quarantine" and not any(each.action in DAMAGE for each in faults):
+        return "nothing is quarantined unless another fault damages a checkpoint"
     return _unreached(fault, faults)
 
 

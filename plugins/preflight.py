@@ -20,6 +20,8 @@ COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "pr
 EXTRAS = "extra-components"
 """Stands for all other components of a job's state, which are not known before it has run."""
 
+_RESTARTS = 3  # by the kill in two restores in a row
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
@@ -48,6 +50,11 @@ def bundled_trials(shape: Shape, *, seed: int, extras: bool) -> list[PlannedTria
             f"the pre-flight needs {needed} steps at a checkpoint interval of "
             f"{shape.checkpoint_interval}, the run has {shape.steps}: raise --chaos-steps or lower "
             "--chaos-checkpoint-interval"
+        )
+    if shape.max_restarts < _RESTARTS:
+        raise UsageError(
+            f"the pre-flight restarts a run up to {_RESTARTS} times, the limit is "
+            f"{shape.max_restarts}: raise --chaos-max-restarts"
         )
     trials = []
     for name, text in _schedules(shape):

@@ -128,7 +128,8 @@ def test_a_fault_that_can_fire_is_accepted(text: str) -> None:
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
 def test_rank_0_can_be_struck_at_every_event(event: object) -> None:
     name = getattr(event, "name", "")
-    text = f"kill rank=1 at=step:12/data; kill rank=0 at={name}"
+    # Nothing is quarantined unless something is damaged.
+    text = f"tear rank=1 at=step:12/data; kill rank=1 at=step:12/data; kill rank=0 at={name}"
     require_possible(Schedule.parse(text), SHAPE)
 
 

@@ -46,6 +46,15 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
         (["--chaos-timeout=0"], ["--chaos-timeout", "above 0"]),
         (["--chaos-timeout=nan"], ["--chaos-timeout", "above 0"]),
         (["--chaos-max-restarts=-1"], ["--chaos-max-restarts"]),
+        (["--chaos-max-restarts=1"], ["restarts a run up to 3 times", "--chaos-max-restarts"]),
+        (
+            ["--chaos-fault=kill rank=1 at=data; kill rank=1 at=data attempt=9"],
+            ["can never fire", "at most 4 attempts"],
+        ),
+        (
+            ["--chaos-fault=kill rank=1 at=data; kill rank=0 at=restore/quarantine"],
+            ["can never fire", "damages a checkpoint"],
+        ),
         (["--chaos-fault=kill rank=2 at=data"], ["can never fire", "2 ranks"]),
         (["--chaos-fault=kill rank=1 at=step:15/data"], ["can never fire", "step 14"]),
         (["--chaos-fault=kill rank=1 at=step:0/data"], ["can never fire"]),
