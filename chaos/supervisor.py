@@ -26,7 +26,7 @@ from .ledger import Ledger, Strike
 from .litter import files_left, shared_memory_left
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
-from .trace import read_last
+from .trace import Record, read_last
 
 PREEMPTED = 75
 """Exit status of a rank that saved and left because it was told to (``EX_TEMPFAIL``)."""
@@ -195,7 +195,10 @@ class _Watch:
         while time.monotonic() < deadline:
             self.exits += self._launcher.exits(timeout_s=0)
             gone = {each.rank for each in self.exits}
-            if all(each.rank in gone for each in self._strikes() if each.action in _FATAL):
+            awaited = {each.rank for each in self._strikes() if each.action in _FATAL}
+            # So is that of a rank that has said what it fails of and is still cleaning up.
+            awaited |= {rank for rank in range(len(self._traces)) if self._error(rank)}
+            if awaited <= gone:
                 return
             self.exits += self._launcher.exits(timeout_s=_POLL_S)
 
@@ -227,11 +230,24 @@ class _Watch:
         return [each for each in self._ledger.strikes() if each.attempt == self._plan.attempt]
 
     def culprit(self) -> int | None:
-        """The rank that failed first; of several at once, one that was struck."""
-        failed = [each for each in self.exits if each.status]
+        """The rank that failed first, one that was struck before any other.
+
+        Not the one that was first to be gone: a rank that fails may take longer to leave than a
+        peer to notice. One that vanished without an error of its own cannot have failed of a
+        peer's; what launchers end by SIGTERM can.
+        """
         struck = {each.rank for each in self._strikes()}
-        failed.sort(key=lambda each: (each.rank not in struck, each.t))
+
+        def order(each: RankExit) -> tuple[bool, bool, bool, float]:
+            error = self._error(each.rank)
+            t = float(str(error["t"])) if error else each.t
+            return each.rank not in struck, each.status == -signal.SIGTERM, error is not None, t
+
+        failed = sorted((each for each in self.exits if each.status), key=order)
         return failed[0].rank if failed else None
+
+    def _error(self, rank: int) -> Record | None:
+        return read_last(self._traces[rank], "error")
 
     def cause(self, ending: Ending) -> str:
         if ending == "completed":
@@ -244,7 +260,7 @@ class _Watch:
             return f"rank {culprit} saved and left: it was preempted"
         if status < 0:
             return f"rank {culprit} was killed by {signal.Signals(-status).name}"
-        error = read_last(self._traces[culprit or 0], "error")
+        error = self._error(culprit or 0)
         said = f": {error['type']}: {error['message']}" if error else ""
         return f"rank {culprit} left with exit code {status}{said}"
 

@@ -58,9 +58,10 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
         trace.record("ended", status=status)
         return status
     except BaseException as error:
-        traceback.print_exc()
+        # First of all: its time tells which rank failed first.
         names = [kind.__name__ for kind in type(error).__mro__]
         trace.record("error", type=type(error).__name__, bases=names, message=str(error))
+        traceback.print_exc()
         return 1
     finally:
         _flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -101,6 +102,9 @@ def fail(context: RankContext, arguments: Arguments) -> None:
     print(f"rank {context.rank} was here")
     if context.rank == arguments["rank"]:
         how = arguments["how"]
+        if pause_s := arguments.get("leaving_s"):
+            # The peer sees the connection close while this process still cleans up.
+            multiprocessing.util.Finalize(None, leave_late, (pause_s,), exitpriority=0)
         if how == "raise":
             raise ValueError("no such word: 'quux'")
         if how == "signal":
@@ -109,6 +113,11 @@ def fail(context: RankContext, arguments: Arguments) -> None:
             sys.exit("there is nothing to train on")
         os._exit(arguments["code"])
     dist.barrier()
+
+
+def leave_late(pause_s: float) -> None:
+    dist.destroy_process_group()
+    time.sleep(pause_s)
 
 
 def swallow(context: RankContext, arguments: Arguments) -> None:
