@@ -197,7 +197,7 @@ class _Watch:
             gone = {each.rank for each in self.exits}
             awaited = {each.rank for each in self._strikes() if each.action in _FATAL}
             # So is that of a rank that has said what it fails of and is still cleaning up.
-            awaited |= {rank for rank in range(len(self._traces)) if self._error(rank)}
+            awaited |= {rank for rank in range(len(self._traces)) if self._failure(rank)}
             if awaited <= gone:
                 return
             self.exits += self._launcher.exits(timeout_s=_POLL_S)
@@ -239,12 +239,19 @@ class _Watch:
         struck = {each.rank for each in self._strikes()}
 
         def order(each: RankExit) -> tuple[bool, bool, bool, float]:
-            error = self._error(each.rank)
-            t = float(str(error["t"])) if error else each.t
-            return each.rank not in struck, each.status == -signal.SIGTERM, error is not None, t
+            said = self._failure(each.rank)
+            t = float(str(said["t"])) if said else each.t
+            return each.rank not in struck, each.status == -signal.SIGTERM, said is not None, t
 
         failed = sorted((each for each in self.exits if each.status), key=order)
         return failed[0].rank if failed else None
+
+    def _failure(self, rank: int) -> Record | None:
+        """What a rank recorded of its own failure: an exception, or that it chose to leave."""
+        if error := self._error(rank):
+            return error
+        ended = read_last(self._traces[rank], "ended")
+        return ended if ended and ended["status"] else None
 
     def _error(self, rank: int) -> Record | None:
         return read_last(self._traces[rank], "error")

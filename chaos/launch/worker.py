@@ -53,9 +53,9 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
         return 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 1 if leaving.code else 0
+        trace.record("ended", status=status)
         if leaving.code and not isinstance(leaving.code, int):
             print(leaving.code, file=sys.stderr)
-        trace.record("ended", status=status)
         return status
     except BaseException as error:
         # First of all: its time tells which rank failed first.
