@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from evidence import Evidence
 
+from seatrial.chaos.samples import sample_faults
 from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.chaos.trajectory import read_trajectory
 from seatrial.chaos.verdict import Verdict
 
 KILL = "kill rank=1 at=step:5/data"
@@ -578,3 +580,27 @@ def test_samples_that_a_failed_attempt_lost_may_be_used_again(
     run.attempt(range(1, 6), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
     finish(run)
     assert run.judged(reference, KILL).verdict is Verdict.RECOVERED
+
+
+def test_a_kill_of_all_ranks_that_ended_only_one_is_not_exercised(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    run = make_evidence("run")
+    for rank in range(2):
+        run.strike("kill rank=*", rank=rank)
+    run.attempt(
+        range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4), cause="killed"
+    )
+    finish(run)
+    judgement = run.judged(reference, "kill rank=* at=step:5/data")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert "rank 0" in judgement.reason
+
+
+def test_a_control_that_begins_in_an_epoch_is_not_blamed_for_its_first_half(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    run = make_evidence("run")
+    run.attempt(range(2, 4), restored=1, source=1, valid=(1,))
+    faults = list(sample_faults(read_trajectory(run.run)))
+    assert faults == []
