@@ -94,7 +94,7 @@ class Injector:
             return
         self._trace.record("strike", fault=str(fault), ranks=claimed)
         if together:
-            self._signal_all(_SIGNALS[fault.action], claimed)
+            self._signal_all(fault, claimed)
         elif fault.action in DAMAGE:
             what = damage_newest(self._position.store, fault, own, seed=self._schedule.seed + index)
             self._trace.record(
@@ -121,18 +121,18 @@ class Injector:
             resume=fault.resume if fault.action == "stop" else None,
         )
 
-    def _signal_all(self, number: signal.Signals, ranks: list[int]) -> None:
+    def _signal_all(self, fault: Fault, ranks: list[int]) -> None:
         """Signal every rank, this one last."""
-        own = self._position.rank
+        own, number = self._position.rank, _SIGNALS[fault.action]
         others = [rank for rank in ranks if rank != own]
         if number == signal.SIGKILL:
             # Frozen first, so that none sees another die and leaves in its own way.
             for rank in others:
-                self._send(signal.SIGSTOP, rank)
+                self._send(signal.SIGSTOP, rank, fault)
         for rank in others + [own] * (own in ranks):
-            self._send(number, rank)
+            self._send(number, rank, fault)
 
-    def _send(self, number: signal.Signals, rank: int) -> None:
+    def _send(self, number: signal.Signals, rank: int, fault: Fault) -> None:
         if rank == self._position.rank:
             os.kill(os.getpid(), number)
             return
@@ -142,4 +142,4 @@ class Injector:
         except (FileNotFoundError, ProcessLookupError):
             # The peer has not started or is already gone: the judge compares strikes with how
             # each process ended and reports a strike that changed nothing.
-            self._trace.record("missed", rank=rank, signal=number.name)
+            self._trace.record("missed", fault=str(fault), rank=rank, signal=number.name)

@@ -39,7 +39,10 @@ class StoreState:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank."""
+    """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank.
+
+    A rank that the launcher ended has no exit.
+    """
 
     number: int
     ending: Ending
@@ -76,12 +79,13 @@ class Run:
         """What one rank did in one attempt."""
         return read_trace(trace_file(self.directory, attempt, rank))
 
-    def error_of(self, attempt: Attempt) -> Record | None:
-        """The exception that ended the attempt's culprit, as its trace has it.
+    def error_of(self, attempt: Attempt, rank: int | None = None) -> Record | None:
+        """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.
 
-        ``bases`` names its class and all base classes.
+        ``bases`` names its class and all base classes, ``causes`` the classes of what it was raised
+        from.
         """
-        trace = self.trace(attempt.number, attempt.culprit or 0)
+        trace = self.trace(attempt.number, attempt.culprit or 0 if rank is None else rank)
         return next((record for record in trace if record["kind"] == "error"), None)
 
     def traces(self) -> Iterator[tuple[int, int, list[Record]]]:

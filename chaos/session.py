@@ -10,6 +10,7 @@ import contextlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 
 from seatrial.recovery.inspect import inspect_store
 
@@ -59,7 +60,8 @@ class Session:
     def __init__(self, root: Path, *, owner: str, stores: Path | None = None) -> None:
         self._root = root
         self._own = root / owner
-        self._own_stores = None if stores is None else stores / f"seatrial-{owner}"
+        # The directory may be shared with other machines, where process numbers are the same.
+        self._own_stores = stores and stores / f"seatrial-{owner}-{token_hex(4)}"
         self._made_stores = stores is not None and not stores.exists()
         self._count = 0
         self._launchers: dict[tuple[str, tuple[str, ...]], LocalLauncher] = {}

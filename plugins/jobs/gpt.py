@@ -200,8 +200,8 @@ def warm_up() -> None:
     """One step of the default model, in the process that ranks are forked from.
 
     Compiles the CPU kernels, reads the default text and fills torch's caches once, where every rank
-    of every attempt would do so again. A torch built for CUDA is left alone: its autograd starts a thread for each GPU,
-    and threads do not survive a fork.
+    of every attempt would do so again. A torch built for CUDA is left alone: its autograd starts a
+    thread for each GPU, and threads do not survive a fork.
     """
     if torch.backends.cuda.is_built():
         return
