@@ -41,7 +41,7 @@ def main() -> None:
         ended_by_torchrun.update(r for r, handler in handlers if handler.proc.poll() is None)
         close(context, death_sig, timeout)
 
-    SubprocessContext._close = note_who_is_left_and_close  # type: ignore[method-assign]
+    SubprocessContext._close = note_who_is_left_and_close  # type: ignore[assignment, method-assign]
     try:
         run(parse_args(options))
     except ChildFailedError as error:
