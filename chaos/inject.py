@@ -3,13 +3,15 @@
 Guarantees: an event is in the trace before any fault strikes at it; a strike is in the ledger
 before it happens; counting is exact and per rank, and starts anew in every attempt. Signals aimed
 at several ranks are sent by the first of them that reaches the event, itself last, as when a whole
-node is lost. Runs inside the rank, in the thread that announces the event.
+node is lost. Runs inside the rank, in the thread that announces the event; threads share the counts,
+and each has a step of its own, so that a save in the background and the training do not mix theirs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +53,8 @@ class Injector:
         self._position = position
         self._ledger = ledger
         self._trace = trace
-        self._step: int | None = None
+        self._thread = threading.local()
+        self._counting = threading.Lock()
         self._counts = [0] * len(schedule.faults)
         self._targets = [
             fault.targets(world_size=position.world_size, ranks_per_node=position.ranks_per_node)
@@ -61,13 +64,19 @@ class Injector:
     def __call__(self, event: str, edge: str, facts: dict[str, object]) -> None:
         step = facts.get("step")
         if isinstance(step, int):
-            self._step = step
+            self._thread.step = step
         self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
         # All count before one strikes: the strike may raise.
-        faults = enumerate(self._schedule.faults)
-        due = [(index, fault) for index, fault in faults if self._is_due(index, fault, event, edge)]
+        with self._counting:
+            faults = enumerate(self._schedule.faults)
+            due = [(index, f) for index, f in faults if self._is_due(index, f, event, edge)]
         for index, fault in due:
             self._strike(index, fault, event, edge)
+
+    @property
+    def _step(self) -> int | None:
+        step: int | None = getattr(self._thread, "step", None)
+        return step
 
     def _is_due(self, index: int, fault: Fault, event: str, edge: str) -> bool:
         if fault.when != edge or self._position.rank not in self._targets[index]:
