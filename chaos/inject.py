@@ -3,7 +3,7 @@
 Guarantees: an event is in the trace before any fault strikes at it; a strike is in the ledger
 before it happens; counting is exact and per rank, and starts anew in every attempt. Signals aimed
 at several ranks are sent by the first of them that reaches the event, itself last, as when a whole
-node is lost. Runs inside the rank, in the thread that announces the event; threads share the counts,
+node is lost. Runs inside the rank, in the thread that announces the event; threads share counts,
 and each has a step of its own, so that a save in the background and the training do not mix theirs.
 """
 
