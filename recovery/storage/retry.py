@@ -87,11 +87,11 @@ class StillFailingError(OSError):
 
 def is_transient(error: BaseException) -> bool:
     """Whether another try may succeed."""
-    return (
-        isinstance(error, OSError)
-        and not isinstance(error, StillFailingError)
-        and error.errno in TRANSIENT
-    )
+    if not isinstance(error, OSError) or isinstance(error, StillFailingError):
+        return False
+    if error.errno is None:  # raised by a library
+        return isinstance(error, (ConnectionError, TimeoutError))
+    return error.errno in TRANSIENT
 
 
 def retried(use: Callable[[], _T], policy: RetryPolicy) -> _T:
@@ -114,7 +114,7 @@ def retried(use: Callable[[], _T], policy: RetryPolicy) -> _T:
         assert isinstance(error, OSError)
         tries = gave_up.last_attempt.attempt_number
         raise StillFailingError(
-            error.errno,
+            error.errno or errno.ETIMEDOUT,
             f"{error.strerror or error} (tried {tries} time{'' if tries == 1 else 's'} in "
             f"{time.monotonic() - started:.1f} s)",
             *([error.filename] if error.filename else []),
