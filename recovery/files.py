@@ -36,8 +36,9 @@ def named(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _MISSING:
-            raise DamagedCheckpointError(f"{path} is missing: {error.strerror}") from error
+        if isinstance(error, FileNotFoundError) or error.errno in _MISSING:
+            cause = error.strerror or "no such file"
+            raise DamagedCheckpointError(f"{path} is missing: {cause}") from error
         if error.errno in _UNREADABLE:
             raise DamagedCheckpointError(f"{path} is unreadable: {error}") from error
         raise
