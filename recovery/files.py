@@ -12,8 +12,9 @@ Does not: write anything, or decode what it reads. Torch-free; called by the rea
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +24,16 @@ from .manifest import Chunk, FileEntry, Manifest, ShardEntry
 from .storage.protocol import Files, Source
 from .storage.retry import retried
 
-__all__ = ["file_problems", "fill_chunk", "named", "open_shard", "read_file", "reading"]
+__all__ = [
+    "file_problems",
+    "fill_chunk",
+    "grouped",
+    "named",
+    "open_shard",
+    "read_file",
+    "reading",
+    "window",
+]
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 _UNREADABLE = (errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO))
@@ -90,6 +100,47 @@ def fill_chunk(source: Source, chunk: Chunk, tensor: str, path: str, target: mem
         )
 
 
+@dataclass(frozen=True)
+class Window:
+    """Some bytes of a `Source`, in memory, from ``start`` on; a `Source` of these."""
+
+    content: memoryview
+    start: int
+    piece_bytes: int = 1 << 20
+    threads: int | None = None
+    gather_bytes: int = 0
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        first = offset - self.start
+        target[:] = self.content[first : first + len(target)]
+
+
+def grouped(source: Source, items: Sequence[_T], chunk_of: Callable[[_T], Chunk]) -> list[list[_T]]:
+    """``items``, sorted by offset, in groups that are best read from ``source`` at once."""
+    groups: list[list[_T]] = []
+    start = end = 0
+    for item in items:
+        chunk = chunk_of(item)
+        far = chunk.offset + chunk.length - start > source.gather_bytes
+        if not groups or far or chunk.offset > end:
+            groups.append([])
+            start = end = chunk.offset
+        groups[-1].append(item)
+        end = max(end, chunk.offset + chunk.length)
+    return groups
+
+
+def window(source: Source, chunks: Sequence[Chunk]) -> Source:
+    """What to read these ``chunks``, one of the groups of `grouped`, from."""
+    if len(chunks) == 1:
+        return source
+    start = chunks[0].offset
+    end = max(chunk.offset + chunk.length for chunk in chunks)
+    content = memoryview(bytearray(end - start))
+    source.read_into(content, start)
+    return Window(content, start)
+
+
 def file_problems(
     files: Files, manifest: Manifest, *, progress: Callable[[int], object] = lambda done: None
 ) -> list[str]:
@@ -133,16 +184,18 @@ def _shard_problems(
     path = files.path(shard.name)
     end = shard.header
     with open_shard(files, shard) as source:
-        for chunk, tensor in held:
-            buffer = memoryview(bytearray(chunk.length))
-            try:
-                fill_chunk(source, chunk, tensor, path, buffer)
-            except DamagedCheckpointError as error:
-                problems.append(str(error))
-            if chunk.offset != end:
-                problems.append(f"{path} has bytes without a digest at {end}")
-            end = chunk.offset + chunk.length
-            progress(chunk.length)
+        for group in grouped(source, held, lambda item: item[0]):
+            near = window(source, [chunk for chunk, _ in group])
+            for chunk, tensor in group:
+                buffer = memoryview(bytearray(chunk.length))
+                try:
+                    fill_chunk(near, chunk, tensor, path, buffer)
+                except DamagedCheckpointError as error:
+                    problems.append(str(error))
+                if chunk.offset != end:
+                    problems.append(f"{path} has bytes without a digest at {end}")
+                end = chunk.offset + chunk.length
+                progress(chunk.length)
     if end != shard.size:
         problems.append(f"{path} has bytes without a digest at {end}")
     return problems

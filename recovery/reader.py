@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from .files import fill_chunk, open_shard, reading
+from .files import fill_chunk, grouped, open_shard, reading, window
 from .layout import Part, Region, as_carrier, torch_dtype
 from .manifest import Chunk, Manifest, ShardEntry, TensorEntry
 from .probe import around
@@ -77,10 +77,16 @@ def _read_shard(
         open_shard(files, shard) as source,
     ):
         run_all(
-            partial(_read_chunk, source, path),
-            chunks,
+            partial(_read_group, source, path),
+            grouped(source, chunks, lambda item: item[0]),
             threads=1 if alone else source.threads or reader_threads(),
         )
+
+
+def _read_group(source: Source, path: str, group: Sequence[tuple[Chunk, Part]]) -> None:
+    near = window(source, [chunk for chunk, _ in group])
+    for wanted in group:
+        _read_chunk(near, path, wanted)
 
 
 def _read_chunk(source: Source, path: str, wanted: tuple[Chunk, Part]) -> None:

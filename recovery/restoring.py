@@ -108,8 +108,8 @@ class Restorer:
         """On the coordinator: the steps to try, in order."""
         published = list(self._directory.storage.published())
         if step is None:
-            quarantined = self._directory.storage.quarantined()
-            if not published and quarantined:
+            quarantined = [] if published else self._directory.storage.quarantined()
+            if quarantined:
                 raise NoValidCheckpointError(
                     "only checkpoints that were found damaged are left, in quarantine: "
                     f"{', '.join(quarantined)}. Repair one and move it back, "

@@ -124,6 +124,10 @@ class LocalSource:
     def threads(self) -> int | None:
         return None
 
+    @property
+    def gather_bytes(self) -> int:
+        return 0
+
     def read_into(self, target: memoryview, offset: int) -> None:
         done = 0
         while done < len(target):

@@ -3,6 +3,7 @@
     step-00000010/manifest.json                           the commit
     step-00000010/attempt-<id>/rank-00000.safetensors     tensors that rank 0 stored
     step-00000010/attempt-<id>/rank-00000.json            plain data of rank 0
+    step-00000010/attempt-<id>/begun.json                 an attempt is under way (objects only)
     step-00000010/verified.json                           a restore, or `verify`, found it whole
     quarantine/step-00000010-<n>/, .../step-…-<n>.json     damaged, and why; never resumed from
     .trash-<id>/                                          about to be deleted (files only)
@@ -20,6 +21,7 @@ __all__ = ["attempt_name", "quarantine_note", "step_name", "step_of"]
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
+BEGUN = "begun.json"
 QUARANTINE = "quarantine"
 TRASH_PREFIX = ".trash-"
 PROBE_PREFIX = ".probe."

@@ -83,6 +83,10 @@ class ObjectSource:
     def threads(self) -> int | None:
         return self.objects.threads
 
+    @property
+    def gather_bytes(self) -> int:
+        return READ_BYTES
+
     def read_into(self, target: memoryview, offset: int) -> None:
         self.objects.read_into(self.name, offset, target, self.size_bytes)
 

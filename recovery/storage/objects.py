@@ -23,6 +23,7 @@ from ..errors import AlreadyPublishedError, CheckpointError
 from ..manifest import MANIFEST_BYTES_MAX, Manifest
 from .generations import COLLECTED, QUARANTINED, StepView, manifest_name, tombstone_of
 from .names import (
+    BEGUN,
     MANIFEST,
     NOTE_BYTES_MAX,
     PROBE_PREFIX,
@@ -167,9 +168,13 @@ class ObjectStorage:
                 f"{self.manifest_path(step)} exists; resume from it, or save to another URL"
             )
         files = self.files(step, attempt_name(view.open_generation))
+        # Whoever collects from here on sees that this generation has an attempt, and closes it.
+        self._objects.put(f"{files.prefix}/{BEGUN}", b"{}\n")
         return ObjectAttempt(self._objects, files, step, view.open_generation)
 
     def delete(self, leftovers: Sequence[str], steps: Sequence[int]) -> list[str]:
+        if not leftovers and not steps:
+            return []
         views = self._views()
         found = self._leftovers(views)
         names: list[str] = []

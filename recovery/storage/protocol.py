@@ -62,6 +62,10 @@ class Source(Protocol):
     def threads(self) -> int | None:
         """How many threads read best; None for this rank's share of the processors."""
 
+    @property
+    def gather_bytes(self) -> int:
+        """Neighbours are read together up to this length; 0: each by itself."""
+
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fill ``target``; raises `DamagedCheckpointError` if the file ends before."""
 

@@ -88,7 +88,13 @@ def as_os_error(error: Exception, what: str, place: str) -> OSError | None:
     elif isinstance(error, (exceptions.NoCredentialsError, exceptions.CredentialRetrievalError)):
         number = errno.EACCES
     elif isinstance(
-        error, (exceptions.HTTPClientError, exceptions.IncompleteReadError, OSError)
+        error,
+        (
+            exceptions.HTTPClientError,
+            exceptions.ConnectionError,
+            exceptions.IncompleteReadError,
+            OSError,
+        ),
     ) or type(error).__module__.partition(".")[0] in ("aiohttp", "urllib3"):
         number = errno.ECONNRESET
     elif isinstance(error, exceptions.BotoCoreError):

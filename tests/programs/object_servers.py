@@ -107,7 +107,7 @@ def moto() -> Iterator[S3Server]:
 
 
 def _faulty(application: Any, server: S3Server) -> Any:
-    """``application``, with what ``server.fault`` says: a status, ``lost`` or ``cut``."""
+    """``application``, with what ``server.fault`` says: a status, ``applied`` and a status, ``lost`` or ``cut``."""
 
     def serve(environ: dict[str, Any], start_response: Any) -> Any:
         query = environ.get("QUERY_STRING", "")
@@ -117,8 +117,9 @@ def _faulty(application: Any, server: S3Server) -> Any:
         fault = server.fault(method, place)
         if fault is None:
             return application(environ, start_response)
-        if fault == "lost":  # the request takes effect, and nobody hears of it
+        if fault.startswith(("lost", "applied ")):  # it takes effect, and nobody hears of it
             list(application(environ, lambda *_: lambda _: None))
+            fault = fault.removeprefix("applied ")
         if fault in ("lost", "cut"):
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             return []
@@ -143,8 +144,10 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
         with (directory / f"log-{start}").open("wb") as log:
             ports = [_port() for _ in range(4)]
             process = subprocess.Popen(
-                [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), str(program)]
-                + _arguments(directory / f"data-{start}", ports),
+                [
+                    *(sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), str(program)),
+                    *_arguments(directory / f"data-{start}", ports),
+                ],
                 env={**os.environ, "GOMEMLIMIT": "256MiB", "GOGC": "50"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -157,12 +160,8 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
                 yield server
                 return
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # It takes its time to end, and its data are not wanted any more.
+            process.wait()
     raise RuntimeError(
         f"SeaweedFS did not start {STARTS_MAX} times; its last words: "
         + (directory / f"log-{STARTS_MAX - 1}").read_text(errors="replace")[-2000:]

@@ -32,6 +32,7 @@ from .places import (  # noqa: F401  (fixtures)
     shared_place,
     weed_server,
 )
+from .processes import fork  # noqa: F401
 
 
 @dataclass
