@@ -34,6 +34,7 @@ __all__ = ["FsspecObjects"]
 RACES = 5
 RACERS = 6
 _memory_lock = threading.Lock()
+_inherited: list[Any] = []  # a child must not close its parent's connections
 
 
 class FsspecObjects:
@@ -55,6 +56,8 @@ class FsspecObjects:
         """The file system of this process: many are not usable after a fork."""
         if self._made_by != os.getpid():
             import fsspec
+
+            _inherited.append(self._file_system)
 
             try:
                 self._file_system, root = fsspec.core.url_to_fs(

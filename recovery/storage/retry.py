@@ -77,7 +77,7 @@ class RetryPolicy:
 LOCAL = RetryPolicy(total_s=0.5, wait_first_s=0.02, wait_max_s=0.2)
 """A disk that fails for longer will not mend itself; many files may have to be tried."""
 
-REMOTE = RetryPolicy(total_s=30, wait_first_s=0.1, wait_max_s=5)
+REMOTE = RetryPolicy(total_s=60, wait_first_s=0.1, wait_max_s=5)
 """Long enough for a store that asks to slow down or for a server that is started anew."""
 
 

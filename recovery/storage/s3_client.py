@@ -10,10 +10,13 @@ Does not: verify what it reads. Torch-free; called by `seatrial.recovery.storage
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib.util
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..errors import CheckpointError, DamagedCheckpointError
@@ -23,13 +26,38 @@ from .s3_errors import as_os_error
 __all__ = ["S3Client"]
 
 CONNECT_TIMEOUT_S = 10
-READ_TIMEOUT_S = 30
+READ_TIMEOUT_S = 20
 _CONNECTIONS = 32
 _STREAM_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes [0-9]+-[0-9]+/([0-9]+)")
 
 # Made by this process for these options: a client takes 0.2 s to make and keeps its connections.
-_file_systems: dict[str, tuple[int, Any]] = {}
+_file_systems: dict[str, Any] = {}
+
+
+def _forget_in_child() -> None:
+    """Never let a forked child finalize its parent's connections.
+
+    The child shares the parent's epoll instance. A connection that is closed there is removed from
+    it, and the parent would wait for answers until its timeout.
+    """
+    for file_system in _file_systems.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(file_system))
+    _file_systems.clear()
+
+
+def _close_all() -> None:
+    from fsspec.asyn import get_loop, sync
+
+    for file_system in _file_systems.values():
+        creator = getattr(file_system, "_s3creator", None)
+        if creator is not None:
+            with suppress(Exception):
+                sync(get_loop(), creator.__aexit__, None, None, None, timeout=1)
+    _file_systems.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class S3Client:
@@ -128,7 +156,7 @@ class S3Client:
         body: Callable[[Any], Awaitable[Any]] | None = None,
         **arguments: Any,
     ) -> Any:
-        from fsspec.asyn import sync
+        from fsspec.asyn import get_loop, sync
 
         file_system = self._file_system()
 
@@ -139,7 +167,7 @@ class S3Client:
             return response if body is None else await body(response)
 
         try:
-            return sync(file_system.loop, request)
+            return sync(get_loop(), request)
         except Exception as error:
             translated = as_os_error(error, operation, f"{self.url}/{name}")
             if translated is None:
@@ -147,12 +175,13 @@ class S3Client:
             raise translated from error
 
     def _file_system(self) -> Any:
-        key, process = repr(sorted(self._options.items())), os.getpid()
-        made_by, file_system = _file_systems.get(key, (0, None))
-        if made_by != process:
-            file_system = self._made()
-            _file_systems[key] = (process, file_system)
-        return file_system
+        key = repr(sorted(self._options.items()))
+        if key not in _file_systems:
+            if not _file_systems:
+                atexit.unregister(_close_all)  # a parent's
+                atexit.register(_close_all)
+            _file_systems[key] = self._made()
+        return _file_systems[key]
 
     def _made(self) -> Any:
         from s3fs import S3FileSystem
@@ -171,6 +200,7 @@ class S3Client:
         return S3FileSystem(
             **options,
             config_kwargs=config,
+            asynchronous=True,  # else s3fs closes it by itself, in whatever process
             skip_instance_cache=True,
             use_listings_cache=False,
         )

@@ -107,7 +107,10 @@ def moto() -> Iterator[S3Server]:
 
 
 def _faulty(application: Any, server: S3Server) -> Any:
-    """``application``, with what ``server.fault`` says: a status, ``applied`` and a status, ``lost`` or ``cut``."""
+    """``application``, with what ``server.fault`` says.
+
+    That is a status, ``applied`` and a status, ``lost`` or ``cut``.
+    """
 
     def serve(environ: dict[str, Any], start_response: Any) -> Any:
         query = environ.get("QUERY_STRING", "")
