@@ -18,6 +18,7 @@ import pytest
 
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.session import Session
+from seatrial.recovery.storage import is_url
 
 from .items import Preflight, TrialItem
 from .jobs.registry import BUNDLED
@@ -72,7 +73,7 @@ class ChaosPlugin:
             self._session = Session(
                 self._root,
                 owner=f"{owner}-{os.getpid()}",
-                stores=Path(store).resolve() if store else None,
+                stores=store if is_url(store) else Path(store).resolve() if store else None,
             )
         return self._session
 

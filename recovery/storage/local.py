@@ -123,14 +123,17 @@ class LocalStorage:
     def files(self, step: int, attempt: str) -> LocalFiles:
         return LocalFiles(self._step(step) / attempt)
 
+    def prove(self) -> None:
+        if not self._proven:
+            probe_publish(self.root)
+            self._proven = True
+
     def begin(self, step: int) -> LocalAttempt:
         self._new_directories |= {
             path for path in (self.root, *self.root.parents) if not path.exists()
         }
         self.root.mkdir(parents=True, exist_ok=True)
-        if not self._proven:
-            probe_publish(self.root)
-            self._proven = True
+        self.prove()
         if self.is_published(step):
             raise AlreadyPublishedError(
                 f"{self.manifest_path(step)} exists; resume from it, or remove the step's "

@@ -115,6 +115,11 @@ class ObjectStorage:
         self._tombstones: dict[str, bytes] = {}  # they never change
 
     @property
+    def objects(self) -> Objects:
+        """The objects themselves, for tools; the store's protocol does not use it."""
+        return self._objects
+
+    @property
     def location(self) -> str:
         return self._objects.url
 
@@ -158,10 +163,14 @@ class ObjectStorage:
     def files(self, step: int, attempt: str) -> ObjectFiles:
         return ObjectFiles(self._objects, f"{step_name(step)}/{attempt}")
 
-    def begin(self, step: int) -> ObjectAttempt:
+    def prove(self) -> None:
+        """Raise `StorageUnsupportedError` unless the storage can publish exactly once."""
         if not self._proven:
             self._objects.prove()
             self._proven = True
+
+    def begin(self, step: int) -> ObjectAttempt:
+        self.prove()
         view = self._view(step)
         if view.live is not None:
             raise AlreadyPublishedError(

@@ -163,6 +163,9 @@ class Storage(Protocol):
 
     def files(self, step: int, attempt: str) -> Files: ...
 
+    def prove(self) -> None:
+        """Raise `StorageUnsupportedError` unless a step can be published exactly once here."""
+
     def begin(self, step: int) -> Attempt:
         """Begin an attempt to save ``step``.
 
