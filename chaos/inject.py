@@ -34,7 +34,7 @@ class Position:
     world_size: int
     ranks_per_node: int
     attempt: int
-    store: Path
+    store: str
     pids: Path
 
 

@@ -72,6 +72,7 @@ class Shape:
     steps: int
     checkpoint_interval: int
     max_restarts: int = 3
+    object_store: bool = False
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""
@@ -93,6 +94,8 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
     events = fault.at.events()
     if 0 not in targets and all(event.coordinator_only for event in events):
         return f"only rank 0 reaches {fault.at.name}"
+    if shape.object_store and all(event.directory_only for event in events):
+        return f"an object store has no {fault.at.name}"
     stages = {event.stage for event in events}
     step = fault.at.step
     if step is not None:

@@ -65,9 +65,9 @@ class Assignment:
     schedule: Schedule
     seed: int
     limits: Limits
-    store: Path
+    store: str
     directory: Path
-    inspect: Callable[[Path], StoreState]
+    inspect: Callable[[str], StoreState]
 
 
 def supervise(
@@ -163,7 +163,7 @@ def _plan(assignment: Assignment, number: int) -> AttemptPlan:
         # The supervisor's own deadline comes first; this one is for a job that outlives it.
         timeout_s=2 * assignment.limits.silence_s,
         master_port=_free_port(),
-        store=str(assignment.store),
+        store=assignment.store,
         run_directory=str(assignment.directory),
         directory=str(assignment.directory / f"attempt{number}"),
     )

@@ -64,7 +64,7 @@ OPTIONS = (
     Option("nodes", "N", "simulated nodes that the ranks are spread over (1)", *_COUNT),
     Option("topology", "T", "such as dp2 or fsdp4 (default: dp over all ranks)"),
     Option("device", "D", "auto, cpu or cuda (auto)"),
-    Option("store", "DIR", "where checkpoint stores are made (a temporary directory)"),
+    Option("store", "PLACE", "directory or URL of the checkpoint stores (a temporary directory)"),
     Option("steps", "N", "optimizer steps of a run (14)", *_COUNT),
     Option("checkpoint_interval", "N", "steps between checkpoints (5)", *_COUNT),
     Option("seed", "N", "seed of job and faults (0)", _natural, "a whole number from 0"),

@@ -14,6 +14,7 @@ from seatrial.recovery.checkpointable import TensorFacts
 from seatrial.recovery.directory import CheckpointDirectory
 from seatrial.recovery.exchange import SoloExchange, StoreExchange
 from seatrial.recovery.restoring import Restorer
+from seatrial.recovery.storage import open_storage
 from seatrial.recovery.store import CheckpointStore
 
 from .operations import Recording
@@ -66,7 +67,8 @@ def restore(ranks: int) -> Callable[[Path], int | None]:
 
     def run(root: Path) -> int | None:
         state = _SmallState({f"w{rank}": torch.zeros(8) for rank in range(ranks)})
-        found = Restorer(CheckpointDirectory(root), SoloExchange()).restore(state, step=None)
+        directory = CheckpointDirectory(open_storage(root))
+        found = Restorer(directory, SoloExchange()).restore(state, step=None)
         if found is None:
             return None
         step = found.manifest.step

@@ -83,7 +83,7 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         world_size=world.ranks,
         ranks_per_node=world.ranks_per_node,
         attempt=plan.attempt,
-        store=Path(plan.store),
+        store=plan.store,
         pids=directory,
     )
     listen(Injector(Schedule.parse(plan.schedule), position, ledger, trace))

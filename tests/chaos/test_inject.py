@@ -35,7 +35,7 @@ def struck(tmp_path: Path, trace: Path) -> Struck:
             world_size=4,
             ranks_per_node=2,
             attempt=attempt,
-            store=tmp_path,
+            store=str(tmp_path),
             pids=tmp_path,
         )
         injector = Injector(
