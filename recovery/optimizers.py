@@ -233,7 +233,7 @@ def _local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     # Only a process that uses it has imported it; the import is slow.
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer):
-        inner: torch.optim.Optimizer = optimizer.optim  # type: ignore[attr-defined]
+        inner: torch.optim.Optimizer = optimizer.optim
         return inner
     return optimizer
 

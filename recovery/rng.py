@@ -54,7 +54,7 @@ def seed_everything(
     CUDA is seeded lazily: a process that never uses it does not touch the driver.
     """
     for name in BUILT_IN_STREAMS:
-        _seed_stream(name, derive_seed(seed, name, rank))
+        seed_stream(name, derive_seed(seed, name, rank))
     for name, generator in (generators or {}).items():
         generator.manual_seed(derive_seed(seed, name, rank))
 
@@ -134,11 +134,11 @@ def restore_rng(
         if name in named:
             named[name].manual_seed(stream_seed)
         else:
-            _seed_stream(name, stream_seed)
+            seed_stream(name, stream_seed)
     return derived
 
 
-def _seed_stream(name: str, stream_seed: int) -> None:
+def seed_stream(name: str, stream_seed: int) -> None:
     if name == "python":
         random.seed(stream_seed)
     elif name == "torch":

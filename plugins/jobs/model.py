@@ -83,7 +83,8 @@ class Mixture(nn.Module):
         order = chosen.argsort(stable=True)
         counts = chosen.bincount(minlength=self.router.out_features)
         done = self.experts(tokens[order], counts)
-        return (done[order.argsort()] * weights[:, None]).view_as(hidden)
+        mixed: torch.Tensor = done[order.argsort()] * weights[:, None]
+        return mixed.view_as(hidden)
 
 
 class Block(nn.Module):
@@ -96,12 +97,10 @@ class Block(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.attention_output = nn.Linear(width, width)
         self.mlp_norm = nn.LayerNorm(width)
-        if experts:
-            self.mixture = Mixture(width=width, count=experts)
-        else:
+        self.mixture = Mixture(width=width, count=experts) if experts else None
+        if self.mixture is None:
             self.mlp_up = nn.Linear(width, 4 * width)
             self.mlp_down = nn.Linear(4 * width, width)
-        self.has_experts = experts > 0
         self.dropout = nn.Dropout(dropout)
         self.attend: Attend = causal_attention
 
@@ -117,7 +116,7 @@ class Block(nn.Module):
         return hidden + cast(torch.Tensor, self.dropout(self._mlp(self.mlp_norm(hidden))))
 
     def _mlp(self, normed: torch.Tensor) -> torch.Tensor:
-        if self.has_experts:
+        if self.mixture is not None:
             return cast(torch.Tensor, self.mixture(normed))
         return cast(torch.Tensor, self.mlp_down(functional.gelu(self.mlp_up(normed))))
 
@@ -171,6 +170,14 @@ class GPT(nn.Module):
         for block in self.layers.values():
             hidden = block(hidden)
         return cast(torch.Tensor, self.head(self.final_norm(hidden))) if self.predicts else hidden
+
+    def blocks(self) -> list[Block]:
+        """The layers that are here, in order."""
+        return [cast(Block, block) for block in self.layers.values()]
+
+    def mixtures(self) -> list[Mixture]:
+        """The mixtures of experts in those layers."""
+        return [block.mixture for block in self.blocks() if block.mixture is not None]
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         first, end = self.first_position, self.first_position + tokens.shape[1]
