@@ -120,7 +120,7 @@ class TrainingState:
             for name, one in named.items()
             if one is not None
         )
-        self._stream_owners = dict(stream_owners or {})
+        self.stream_owners = dict(stream_owners or {})
         self._modules = {"model": model}
         # In this order they are put back; parameter groups follow, see load_objects.
         self._stateful: dict[str, Stateful] = {}
@@ -140,6 +140,10 @@ class TrainingState:
         present = {name.partition("/")[0] for name in self._stateful}
         present |= {"model", "rng", "progress", *(["optimizer"] if self.optimizers else [])}
         return (*(name for name in BUILT_IN_COMPONENTS if name in present), *self._extra)
+
+    def stateful(self) -> dict[str, Stateful]:
+        """The components that save themselves by ``state_dict()``, by name."""
+        return dict(self._stateful)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Live tensors: ``model/<fqn>``, ``optimizer/<fqn>/<key>``, ``<extra>/<fqn>``."""
@@ -168,7 +172,7 @@ class TrainingState:
     def rank_objects(self) -> dict[str, object]:
         """The RNG streams of this rank, ``rng/<stream>``."""
         streams = capture_rng(generators=self.generators)
-        for name, owner in self._stream_owners.items():
+        for name, owner in self.stream_owners.items():
             if name in streams:
                 streams[name]["owner"] = owner
         return {f"rng/{name}": state for name, state in streams.items()}
@@ -257,14 +261,14 @@ class TrainingState:
 
     def _load_rng(self, ranks: Mapping[int, Mapping[str, object]], rank: int, *, step: int) -> None:
         def fallback(stream: str) -> int:
-            owner = self._stream_owners.get(stream)
+            owner = self.stream_owners.get(stream)
             where = f"resume/{step}" + (f"/{owner}" if owner else "")
             return derive_seed(self.seed, where, 0 if owner else rank)
 
-        saved = owned_streams(ranks, rank, self._stream_owners)
+        saved = owned_streams(ranks, rank, self.stream_owners)
         derived = restore_rng(saved, generators=self.generators, fallback_seed=fallback)
-        for owner in sorted({self._stream_owners.get(name, "the rank") for name in derived}):
-            streams = [n for n in derived if self._stream_owners.get(n, "the rank") == owner]
+        for owner in sorted({self.stream_owners.get(name, "the rank") for name in derived}):
+            streams = [n for n in derived if self.stream_owners.get(n, "the rank") == owner]
             self.notes.append(
                 f"rank {rank}: the checkpoint of step {step} holds no RNG state for "
                 f"{', '.join(streams)} ({len(ranks)} ranks saved); derived from seed {self.seed}, "

@@ -1,0 +1,127 @@
+"""Verifies the bundled GPT on every kind of parallelism, on real gloo ranks: it trains as on one
+rank, two runs are bitwise equal, a resumed run is bitwise equal, and an overflow is agreed upon.
+
+The checkpoint store has no part in it; what one topology saved and another restores is verified in
+test_resharding.py, kills in ci/suite. Nothing here compares runs of two topologies bitwise: sums in
+another order round otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from seatrial.chaos.errors import UsageError
+from seatrial.plugins.jobs.gpt_config import check
+from seatrial.recovery.compare import Combined, combine, differences, disagreements
+from seatrial.recovery.topology import Topology
+
+from .conftest import RunRanks
+
+TOPOLOGIES = (
+    *("dp2", "dp4", "fsdp2", "hsdp2x2", "tp2", "fsdp2-tp2", "dp2-tp2", "pp2", "pp2-dp2"),
+    *("pp2-fsdp2", "pp2-tp2", "zero1-dp2", "dp2-tp2-pp2", "ep2", "dp2-ep2", "cp2", "fsdp2-cp2"),
+)
+SMALL = {"samples": 39, "width": 16}
+
+on_each_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
+
+
+def options_of(topology: str, **more: object) -> dict[str, object]:
+    experts = 4 if Topology.parse(topology).size("ep") > 1 else 0
+    return {**SMALL, "experts": experts, **more}
+
+
+def whole(records: list[Any]) -> Combined:
+    return combine(records, world_size=len(records))
+
+
+@on_each_topology
+def test_the_mesh_has_the_groups_of_the_topology(run_ranks: RunRanks, topology: str) -> None:
+    parsed = Topology.parse(topology)
+    for rank, groups in enumerate(run_ranks("meshes", topology)):
+        assert groups == {name: [*parsed.group(name, rank=rank)] for name in groups}
+        assert len(groups) == sum(size > 1 for _, size in parsed.sizes)
+
+
+@on_each_topology
+def test_it_trains_as_on_one_rank(run_ranks: RunRanks, topology: str) -> None:
+    # Nothing random and nothing that hides the size of a gradient. A sanity check within rounding.
+    plain = options_of(topology, dropout=0, augment=0, amp=False, clip=1e9)
+    (alone,) = run_ranks("moments", "dp1", **plain)
+    ranks = run_ranks("moments", topology, **plain)
+    seen: dict[str, float] = {}
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        for name, norm in rank["moments"].items():
+            assert norm == pytest.approx(alone["moments"][name], rel=1e-3), name
+        seen |= rank["moments"]
+    assert seen.keys() == alone["moments"].keys()
+
+
+@on_each_topology
+def test_two_runs_are_equal_and_a_resumed_one_too(run_ranks: RunRanks, topology: str) -> None:
+    ranks = run_ranks("resume", topology, **options_of(topology))
+    again = run_ranks("train", topology, steps=9, **options_of(topology))
+    for rank, other in zip(ranks, again, strict=True):
+        # The first record of each is the state alone, the others have the outputs of a step too.
+        assert other[4]["fingerprint"] == rank["uninterrupted"][0]["fingerprint"]
+        assert other[5:] == rank["uninterrupted"][1:]
+        assert rank["resumed"] == rank["uninterrupted"]
+    states = [whole([rank["resumed"][step]["fingerprint"] for rank in ranks]) for step in (0, -1)]
+    assert [disagreements(state) for state in states] == [[], []]
+    changed = {found.component for found in differences(*states)}
+    assert changed == {
+        "progress", "sampler", "rng", "scheduler", "scaler", "optimizer", "model",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", ["tp2", "dp2-tp2", "pp2", "pp2-tp2", "hsdp2x2", "ep2", "cp2"])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(run_ranks: RunRanks, topology: str) -> None:
+    ranks = run_ranks("overflow", topology, **options_of(topology))
+    before, after = (whole([rank[when] for rank in ranks]) for when in ("before", "after"))
+    assert after["model"] == before["model"]
+    assert after["scheduler"] == before["scheduler"]
+    assert {rank["scale"] for rank in ranks} == {512.0}
+
+
+@on_each_topology
+def test_every_sample_of_an_epoch_is_reported_once(run_ranks: RunRanks, topology: str) -> None:
+    ranks = run_ranks("train", topology, steps=3, **options_of(topology))
+    consumed = Counter(sample for rank in ranks for step in rank[1:] for sample in step["samples"])
+    assert consumed == Counter(range(39))
+    assert len({step["loss"] for rank in ranks for step in rank[1:2]}) == 1
+
+
+@pytest.mark.parametrize("topology", ["tp2", "pp2", "dp2-tp2", "ep2", "cp2"])
+def test_every_rank_announces_every_phase(run_ranks: RunRanks, topology: str) -> None:
+    for seen in run_ranks("phases", topology, **options_of(topology)):
+        assert Counter(seen) == {"data": 1, "forward": 2, "backward": 2, "optimizer": 1}
+        assert (seen[0], seen[-1]) == ("data", "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("topology", "options", "said"),
+    [
+        ("tp3", {}, "heads=2 do not divide over 3 tensor-parallel ranks"),
+        ("pp4", {}, "layers=2 are fewer than its 4 stages"),
+        ("pp4", {"layers": "4"}, "a pipeline of 4 stages needs as many micro-batches; set accum"),
+        ("cp3", {}, "context=32 does not divide over 3 context-parallel ranks"),
+        ("ep2", {}, "the model has no experts to spread; set experts=4"),
+        ("ep3", {"experts": "4"}, "experts=4 do not divide over 3 ranks"),
+        ("ep2-tp2", {"experts": "4"}, "expert parallelism (ep) goes with dp, and with nothing"),
+        ("fsdp2-ep2", {"experts": "4"}, "expert parallelism (ep) goes with dp, and with nothing"),
+        ("cp2-pp2", {}, "context parallelism (cp) goes with dp or with fsdp, and with nothing"),
+        ("hsdp2x2-cp2", {}, "context parallelism (cp) goes with dp or with fsdp"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused_in_a_sentence(
+    topology: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        check(options, topology)
+    printed = Topology.parse(topology)
+    assert str(refused.value).startswith(f"the job gpt cannot run on {printed}: ")
+    assert said in str(refused.value)
