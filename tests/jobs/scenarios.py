@@ -157,16 +157,17 @@ def meshes(context: RankContext, _options: Options) -> object:
 
 
 def resume(context: RankContext, options: Options) -> object:
-    """The second half of a run, and the same half again in a job that was built anew."""
+    """The second part of a run, and the same part again in a job that was built anew."""
+    before, after = int(options.pop("before", "4")), int(options.pop("after", "5"))
     first = GPTJob(**options)
     state = first.build(context)
-    advance(first, state, context, 4)
+    advance(first, state, context, before)
     captured = capture(state)
-    uninterrupted = advance(first, state, context, 5)
+    uninterrupted = advance(first, state, context, after)
     second = GPTJob(**options)
     state = second.build(context)
     put_back(state, captured)
-    return {"uninterrupted": uninterrupted, "resumed": advance(second, state, context, 5)}
+    return {"uninterrupted": uninterrupted, "resumed": advance(second, state, context, after)}
 
 
 def reshard(context: RankContext, options: Options) -> object:
