@@ -18,7 +18,7 @@ class GPTConfig:
 
     ``batch`` and ``samples`` count windows over all ranks, ``warmup`` and ``decay_steps`` optimizer
     steps. ``augment`` is the probability that a window gets one random byte. ``experts`` replaces
-    each MLP with a mixture of that many.
+    every second MLP with a mixture of that many.
     """
 
     width: int = 32
@@ -66,8 +66,8 @@ def _limits(config: GPTConfig, topology: Topology) -> Iterator[tuple[bool, str]]
         "expert parallelism (ep) goes with dp, and with nothing else",
     )
     yield (
-        ep > 1 and not config.experts,
-        f"the model has no experts to spread; set experts={2 * ep}",
+        ep > 1 and (not config.experts or config.layers < 2),
+        f"the model has no experts to spread; set experts={2 * ep} and at least two layers",
     )
     yield (
         config.experts % ep > 0,

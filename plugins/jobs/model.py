@@ -124,8 +124,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Bytes in, logits of the next byte out; ``tied`` shares embedding and output weights.
 
-    ``experts`` replaces the MLPs with mixtures of that many. A pipeline stage sets ``embeds`` or
-    ``predicts`` to False; a context-parallel rank sets ``first_position``.
+    ``experts`` replaces every second MLP with a mixture of that many. A pipeline stage sets
+    ``embeds`` or ``predicts`` to False; a context-parallel rank sets ``first_position``.
     """
 
     def __init__(
@@ -149,7 +149,9 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleDict(
             {
-                str(i): Block(width=width, heads=heads, dropout=dropout, experts=experts)
+                str(i): Block(
+                    width=width, heads=heads, dropout=dropout, experts=experts if i % 2 else 0
+                )
                 for i in range(layers)
             }
         )
