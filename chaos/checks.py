@@ -6,7 +6,7 @@ pass. The order of `CHECKS` puts causes before their consequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 
 from seatrial.recovery.compare import Difference, first_difference, first_misplaced
@@ -127,8 +127,10 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
                 reason=f"attempt {attempt.number} ran, but not every rank recorded from which "
                 "state it began",
             )
+        resumed = beginning is not None and beginning.restored is not None
+        hazards = beginning.hazards if beginning is not None and resumed else ()
         for step in steps:
-            yield from _compare_step(step, expected.get(step.number))
+            yield from _compare_step(step, expected.get(step.number), hazards)
 
 
 def _compare_beginning(
@@ -156,7 +158,7 @@ _DECIDED_BY = {"samples": "sampler", "learning rate": "scheduler", "loss scale":
 """The component that decides an output of a step; the loss depends on all."""
 
 
-def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
+def _compare_step(step: Step, expected: Step | None, hazards: Collection[str]) -> Iterator[Finding]:
     where = f"attempt {step.attempt}, step {step.number}"
     if expected is None:
         reason = f"{where}: the reference has no such step"
@@ -169,7 +171,7 @@ def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
     difference = first_difference(expected.state, step.state)
     difference = difference or first_misplaced(expected.holders, step.holders)
     if difference is not None:
-        yield _diverged(difference, where, step.number)
+        yield _diverged(difference, where, step.number, hazards)
     yield from outputs
 
 
@@ -186,8 +188,10 @@ def _compare_outputs(step: Step, expected: Step, where: str) -> Iterator[Finding
                 )
 
 
-def _diverged(difference: Difference, where: str, step: int | None) -> Finding:
-    cause = likely_cause(difference)
+def _diverged(
+    difference: Difference, where: str, step: int | None, hazards: Collection[str] = ()
+) -> Finding:
+    cause = likely_cause(difference, hazards)
     return Finding(
         verdict=Verdict.DIVERGED,
         reason=f"{where}: {difference}{f'; {cause}' if cause else ''}",

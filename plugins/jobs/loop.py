@@ -22,6 +22,7 @@ from seatrial.recovery.run_manifest import changes_between, describe, explain
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.store import CheckpointStore, Restored
 
+from .hazards import hazards_of
 from .protocol import Job, StepReport
 from .registry import load_job
 
@@ -141,6 +142,7 @@ def _record_beginning(
         damaged=damaged,
         notes=[*state.notes, *differs],
         samples_per_epoch=getattr(job, "samples_per_epoch", None),
+        hazards=hazards_of(state.model),
         fingerprint=fingerprinter(state).to_json(),
     )
 
