@@ -27,6 +27,19 @@ def was_exercised(case: Case) -> Iterator[Finding]:
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
 
 
+def was_resharded(case: Case) -> Iterator[Finding]:
+    """A trial of a resharded restore needs one."""
+    if case.resharded is not None and case.resharded.step is None:
+        later = [each for each in case.trajectory.beginnings if each.attempt > 1]
+        refused = len(case.run.attempts) > 1 and not later
+        if not refused:
+            yield Finding(
+                verdict=Verdict.NOT_EXERCISED,
+                reason=f"no checkpoint was restored onto {case.resharded.topology}: the fault must "
+                "end the first attempt after a checkpoint",
+            )
+
+
 def is_explained(case: Case) -> Iterator[Finding]:
     """Every attempt that did not complete must have been struck by what ends an attempt."""
     struck = {
@@ -115,8 +128,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
 
 def states_are_equal(case: Case) -> Iterator[Finding]:
     """Where each attempt began, then each of its steps, bitwise against the reference."""
-    expected = {step.number: step for step in case.reference.steps}
     for attempt in case.run.attempts:
+        expected = {step.number: step for step in case.reference_of(attempt.number).steps}
         beginning = case.trajectory.beginning(attempt.number)
         steps = case.trajectory.of_attempt(attempt.number)
         if beginning is not None:
@@ -138,9 +151,14 @@ def _compare_beginning(
 ) -> Iterator[Finding]:
     restored = beginning.restored
     where = f"attempt {beginning.attempt}"
+    resharded = case.resharded if beginning.attempt > 1 else None
     if restored is None:
         same: Beginning | Step = case.reference.beginnings[0]
         where = f"{where}, right after the start"
+    elif resharded is not None and resharded.oracle is not None and restored == resharded.step:
+        same = resharded.oracle.beginnings[0]
+        where = f"{where}, right after the restore of step {restored} onto {resharded.topology}"
+        yield from _compare_logical(case, beginning, where)
     elif restored in expected:
         same = expected[restored]
         where = f"{where}, right after the restore of step {restored}"
@@ -152,6 +170,18 @@ def _compare_beginning(
     difference = difference or first_misplaced(same.holders, beginning.holders)
     if difference is not None:
         yield _diverged(difference, where, restored)
+
+
+def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[Finding]:
+    """What does not belong to a rank must be as the topology that saved it had it."""
+    saved = next(step for step in case.reference.steps if step.number == beginning.restored)
+    expected, found = (
+        {name: values for name, values in state.items() if name != "rng"}
+        for state in (saved.state, beginning.state)
+    )
+    difference = first_difference(expected, found)
+    if difference is not None:
+        yield _diverged(difference, where, beginning.restored)
 
 
 _DECIDED_BY = {"samples": "sampler", "learning rate": "scheduler", "loss scale": "scaler"}
@@ -267,6 +297,7 @@ def nothing_is_left(case: Case) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     was_exercised,
+    was_resharded,
     store_is_whole,
     acknowledged_is_kept,
     resumed_from_newest,

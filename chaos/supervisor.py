@@ -57,7 +57,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """One run to be supervised. ``inspect`` looks at the store between attempts."""
+    """One run to be supervised. ``inspect`` looks at the store between attempts.
+
+    ``afterwards`` is the world of every attempt but the first, if it is another.
+    """
 
     workload: Workload
     world: World
@@ -67,6 +70,7 @@ class Assignment:
     store: Path
     directory: Path
     inspect: Callable[[Path], StoreState]
+    afterwards: World | None = None
 
 
 def supervise(
@@ -131,13 +135,14 @@ def _attempt(
         strays=tuple(strays),
         litter=litter,
         store=assignment.inspect(assignment.store),
+        ranks=plan.world.ranks,
     )
 
 
 def _plan(assignment: Assignment, number: int) -> AttemptPlan:
     return AttemptPlan(
         workload=assignment.workload,
-        world=assignment.world,
+        world=assignment.afterwards or assignment.world if number > 1 else assignment.world,
         schedule=str(assignment.schedule),
         seed=assignment.seed,
         attempt=number,

@@ -89,7 +89,7 @@ def read_trajectory(run: Run) -> Trajectory:
     """Put the traces of all ranks together."""
     beginnings, steps, reached, published = [], [], {}, {}
     for attempt in run.attempts:
-        traces = [run.trace(attempt.number, rank) for rank in range(run.ranks)]
+        traces = [run.trace(attempt.number, rank) for rank in range(run.ranks_of(attempt.number))]
         by_step = [_by_step(trace) for trace in traces]
         starts = [next(_of_kind(trace, "began"), None) for trace in traces]
         if all(starts):
