@@ -7,7 +7,7 @@ cannot cancel out. Only the derivation of RNG streams that nobody saved is the s
 a definition.
 
 Does not: verify bytes, survive a kill, or know states with several optimizers or models, named
-generators, optimizer state that is no tensor, or CUDA's RNG. For reference runs.
+generators, or optimizer state that is no tensor. For reference runs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from seatrial.recovery.errors import StateError
 from seatrial.recovery.rng import derive_seed
 from seatrial.recovery.state import TrainingState
 
-_STREAMS = ("python", "numpy", "torch")
+_STREAMS = ("python", "numpy", "torch", "cuda")
 
 
 def hand_off(state: TrainingState, directory: Path, *, rank: int) -> None:
-    """Write this rank's file. A collective: every rank calls it, at the same step."""
-    (optimizer,) = [one.optimizer for one in state.optimizers]
+    """Write this rank's file. A collective: every rank calls it, at the same step.
+
+    Raises:
+        StateError: the state has something that only a checkpoint carries.
+    """
+    optimizer = _only_optimizer(state)
     names = _names(state.model)
     moments = {
         name: {key: _whole(value) for key, value in entries.items()}
@@ -48,6 +53,7 @@ def hand_off(state: TrainingState, directory: Path, *, rank: int) -> None:
         "streams": {
             (name, state.stream_owners.get(name, f"rank {rank}")): _capture(name)
             for name in _STREAMS
+            if name != "cuda" or torch.cuda.is_initialized()
         },
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +68,7 @@ def take_over(state: TrainingState, directory: Path, *, rank: int) -> None:
     first: dict[str, Any] = parts[0]
     model = {name: whole for part in parts for name, whole in part["model"].items()}
     moments = {name: entries for part in parts for name, entries in part["moments"].items()}
-    (optimizer,) = [one.optimizer for one in state.optimizers]
+    optimizer = _only_optimizer(state)
     owned = {p for group in _keeper(optimizer).param_groups for p in group["params"]}
     for parameter, name in _names(state.model).items():
         _fill(parameter, model[name])
@@ -76,11 +82,28 @@ def take_over(state: TrainingState, directory: Path, *, rank: int) -> None:
         setattr(state.progress, field, value)
     saved_streams = {k: v for part in reversed(parts) for k, v in part["streams"].items()}
     for name in _STREAMS:
+        if name == "cuda" and not torch.cuda.is_initialized():
+            continue
         owner = state.stream_owners.get(name)
         saved = saved_streams.get((name, owner or f"rank {rank}"))
         where = f"resume/{state.progress.step}" + (f"/{owner}" if owner else "")
         derived = derive_seed(state.seed, where, 0 if owner else rank)
         _continue(name, saved, seed=derive_seed(derived, name, 0))
+
+
+def _only_optimizer(state: TrainingState) -> torch.optim.Optimizer:
+    optimizers = [one.optimizer for one in state.optimizers]
+    unknown = [f"the RNG stream {name}" for name in state.generators]
+    unknown += [f"the module {name}" for name in state.components() if state.is_extra_module(name)]
+    if len(optimizers) != 1:
+        unknown.append(f"{len(optimizers)} optimizers")
+    if unknown:
+        raise StateError(
+            "a resharded restore cannot be judged: handing the state to another topology beside "
+            f"the checkpoint knows one optimizer and one model, and this job has "
+            f"{', '.join(unknown)}"
+        )
+    return optimizers[0]
 
 
 def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
@@ -131,7 +154,7 @@ def _capture(stream: str) -> Any:
     if stream == "numpy":
         algorithm, keys, *rest = numpy.random.get_state(legacy=True)
         return [str(algorithm), keys.tolist(), *rest]  # type: ignore[union-attr]
-    return torch.get_rng_state()
+    return torch.cuda.get_rng_state() if stream == "cuda" else torch.get_rng_state()
 
 
 def _continue(stream: str, saved: Any, *, seed: int) -> None:
@@ -142,6 +165,8 @@ def _continue(stream: str, saved: Any, *, seed: int) -> None:
     elif stream == "numpy":
         algorithm, keys, *rest = saved
         numpy.random.set_state((algorithm, numpy.array(keys, dtype=numpy.uint32), *rest))
+    elif stream == "cuda":
+        torch.cuda.manual_seed(seed) if saved is None else torch.cuda.set_rng_state(saved)
     elif saved is None:
         torch.default_generator.manual_seed(seed)
     else:

@@ -34,8 +34,9 @@ class LoopSettings:
     """What a run of the loop is to do; the arguments of `run` as a value.
 
     ``omit`` names a component that a restore leaves out, for sensitivity controls; such a run
-    ends after ``stop_after`` further steps. ``hand_off`` is where the last step's state is handed to
-    another topology, ``take_over`` where such a state is taken from instead of a checkpoint.
+    ends after ``stop_after`` further steps. ``hand_off`` is the directory where the last step's
+    state is handed to another topology, ``take_over`` the one to take it from instead of a
+    checkpoint.
     """
 
     job: str
