@@ -97,6 +97,15 @@ def test_what_a_restore_elsewhere_leaves_out_is_called_by_name(
     assert f"right after the restore of step 4 onto {target}: sampler differs" in trial.reason
 
 
+def test_a_component_that_its_own_code_loses_elsewhere_is_found(
+    reshard: Callable[..., Trial],
+) -> None:
+    # The oracle loses it too; the state that was saved does not.
+    trial = reshard("dp4", bug="has a budget")
+    assert trial.verdict is Verdict.DIVERGED
+    assert trial.judgement.component == "budget"
+
+
 @pytest.mark.parametrize("schedule", ["clean", "kill rank=1 at=step:1/data"])
 def test_a_trial_that_restores_nothing_elsewhere_never_passes(
     reshard: Callable[..., Trial], schedule: str

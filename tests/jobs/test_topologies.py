@@ -25,6 +25,9 @@ TOPOLOGIES = (
     *("dp2", "dp4", "fsdp2", "hsdp2x2", "tp2", "fsdp2-tp2", "dp2-tp2", "pp2", "pp2-dp2"),
     *("pp2-fsdp2", "pp2-tp2", "zero1-dp2", "dp2-tp2-pp2", "ep2", "dp2-ep2", "cp2", "fsdp2-cp2"),
 )
+SPREAD = ("hsdp2x2", "tp2", "dp2-tp2", "fsdp2-tp2", "pp2", "pp2-tp2", "ep2", "dp2-ep2", "cp2")
+"""Where gradients are spread over several meshes, so that torch cannot clip or unscale them."""
+
 SMALL = {"samples": 39, "width": 16}
 
 on_each_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -62,6 +65,18 @@ def test_it_trains_as_on_one_rank(run_ranks: RunRanks, topology: str) -> None:
     assert seen.keys() == alone["moments"].keys()
 
 
+@pytest.mark.parametrize("topology", SPREAD)
+def test_the_norm_of_spread_gradients_is_that_of_one_rank(
+    run_ranks: RunRanks, topology: str
+) -> None:
+    # A largest norm that every step exceeds: another norm would scale the gradients otherwise.
+    plain = options_of(topology, dropout=0, augment=0, amp=False, clip=0.05)
+    (alone,) = run_ranks("moments", "dp1", **plain)
+    for rank in run_ranks("moments", topology, **plain):
+        for name, norm in rank["moments"].items():
+            assert norm == pytest.approx(alone["moments"][name], rel=1e-3), name
+
+
 @on_each_topology
 def test_two_runs_are_equal_and_a_resumed_one_too(run_ranks: RunRanks, topology: str) -> None:
     # Resumed after 2 steps of 5; the third has the uneven end of an epoch.
@@ -82,7 +97,7 @@ def test_two_runs_are_equal_and_a_resumed_one_too(run_ranks: RunRanks, topology:
     assert consumed == Counter(range(39))
 
 
-@pytest.mark.parametrize("topology", ["tp2", "dp2-tp2", "pp2", "pp2-tp2", "hsdp2x2", "ep2", "cp2"])
+@pytest.mark.parametrize("topology", SPREAD)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(run_ranks: RunRanks, topology: str) -> None:
     ranks = run_ranks("overflow", topology, **options_of(topology))
     before, after = (whole([rank[when] for rank in ranks]) for when in ("before", "after"))
