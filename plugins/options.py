@@ -217,6 +217,8 @@ def reshard_targets(options: ChaosOptions) -> tuple[World, ...]:
         except RecoveryError as error:
             raise UsageError(f"--chaos-reshard: {error}") from None
         check_bundled(options.job, _params(options), world.topology)
+        if world in found:
+            raise UsageError(f"--chaos-reshard {options.reshard!r} names {world.topology} twice")
         found.append(world)
     return tuple(found)
 
