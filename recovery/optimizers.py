@@ -46,6 +46,11 @@ class OptimizerState:
         # The optimizer that keeps the state and updates: of ZeRO the one inside, of this rank's.
         self._owner = _local_optimizer(optimizer)
 
+    @property
+    def rule(self) -> str:
+        """The class that updates, whoever shares its state out."""
+        return type(self._owner).__name__
+
     def tensors(self, names: Mapping[torch.Tensor, str]) -> dict[str, torch.Tensor]:
         """Live state tensors as ``<prefix><parameter>/<key>``."""
         return {
