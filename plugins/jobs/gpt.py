@@ -91,7 +91,8 @@ class GPTJob:
         self._sampler = ShuffleSampler(
             num_samples=config.samples, seed=context.seed, batch_size=config.batch
         )
-        self._pipeline = self._make_pipeline(context) if topology.size("pp") > 1 else None
+        stages = self._on.stages
+        self._pipeline = None if stages is None else self._make_pipeline(context, stages)
         if isinstance(self._model, DistributedDataParallel):
             self._settle_buckets(context)
         # Only now, so that nothing above, and no throw-away step, leaves a trace in the streams.
@@ -170,7 +171,7 @@ class GPTJob:
             logits = self._model(windows[:, :-1][:, self._on.positions])
         return _cross_entropy(logits, windows[:, 1:][:, self._on.positions])
 
-    def _make_pipeline(self, context: RankContext) -> Pipeline:
+    def _make_pipeline(self, context: RankContext, stages: dist.ProcessGroup) -> Pipeline:
         config, place = self.config, self._place
         # Before the first loss, which only the last stage has, every stage asks for the scale.
         self._scaler.scale(torch.zeros((), device=context.device))
@@ -178,7 +179,7 @@ class GPTJob:
         return Pipeline(
             self._on.core,
             context,
-            self._on.mesh.get_group("pp"),
+            stages,
             micro_batches=config.accumulation,
             rows=-(-share // config.accumulation),
             length=config.context,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed import ProcessGroup
 
 from seatrial.recovery.modules import module_tensors
 
@@ -23,7 +23,7 @@ from .experts import over_expert_ranks
 from .gradients import AgreedGradScaler, GradientNorm
 from .pipeline import TiedWeights, cut
 from .place import Place
-from .replicas import over_data_ranks
+from .replicas import is_plain, over_all_ranks, over_data_ranks
 from .tensor import over_tensor_ranks
 
 
@@ -32,20 +32,20 @@ class Distributed:
     """A model on its topology, with what a training step needs to know of it.
 
     ``model`` is wrapped for training; ``core`` is the GPT inside, cut to this rank's stage.
-    ``positions`` of each window are this rank's. ``parameter_groups`` are the names of matrices and
-    of vectors over all ranks, where this rank has some of them. ``clip`` scales all gradients to a
-    largest norm.
+    ``clip`` scales all gradients to a largest norm. ``positions`` of each window are this rank's.
+    ``stages`` is the group of a pipeline's stages, and ``parameter_groups`` are then the names of
+    matrices and of vectors over all of them.
     """
 
     model: nn.Module
     core: GPT
     place: Place
-    mesh: DeviceMesh
-    positions: slice
-    parameter_groups: list[list[str]] | None
-    tied_weights: TiedWeights | None
     clip: Callable[[float], object]
-    scaler: type[torch.amp.GradScaler]
+    scaler: type[torch.amp.GradScaler] = torch.amp.GradScaler
+    positions: slice = field(default_factory=lambda: slice(None))
+    stages: ProcessGroup | None = None
+    parameter_groups: list[list[str]] | None = None
+    tied_weights: TiedWeights | None = None
 
 
 def distribute(model: GPT, place: Place, *, device_type: str, context: int) -> Distributed:
@@ -53,6 +53,9 @@ def distribute(model: GPT, place: Place, *, device_type: str, context: int) -> D
 
     A collective over all ranks. The job has checked that it can run on the topology.
     """
+    if is_plain(place):
+        wrapped = over_all_ranks(model)
+        return Distributed(model=wrapped, core=model, place=place, clip=_clip_by_torch(wrapped))
     topology = place.topology
     mesh = topology.mesh(device_type)
     names = module_tensors(model)
@@ -69,13 +72,13 @@ def distribute(model: GPT, place: Place, *, device_type: str, context: int) -> D
         positions = over_positions(model, mesh["cp"], context=context)
     wrapped = over_data_ranks(model, place, mesh)
     # torch's own are right where all ranks hold whole gradients, or all are sharded over one mesh.
-    is_uniform = set(mesh.mesh_dim_names or ()) <= {"dp"} or mesh.mesh_dim_names == ("fsdp",)
+    is_uniform = mesh.mesh_dim_names == ("fsdp",) or topology.world_size == 1
     return Distributed(
         model=wrapped,
         core=model,
         place=place,
-        mesh=mesh,
         positions=positions,
+        stages=mesh.get_group("pp") if topology.size("pp") > 1 else None,
         parameter_groups=groups if topology.size("pp") > 1 else None,
         tied_weights=TiedWeights(model, place) if tied and topology.size("pp") > 1 else None,
         clip=_clip_by_torch(wrapped) if is_uniform else _clip_over_meshes(wrapped),

@@ -7,6 +7,7 @@ ranks that compute the same numbers draw from equal streams. Torch is imported o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from seatrial.recovery.topology import Topology
 
@@ -22,15 +23,15 @@ class Place:
         """The coordinate along one dimension."""
         return self.topology.coordinates(self.rank)[dimension]
 
-    @property
+    @cached_property
     def data_index(self) -> int:
         return self.topology.data_index(self.rank)
 
-    @property
+    @cached_property
     def data_size(self) -> int:
         return self.topology.data_size
 
-    @property
+    @cached_property
     def averaged_over(self) -> int:
         """How many ranks' gradients are averaged; the loss wants their sum.
 
@@ -38,25 +39,25 @@ class Place:
         """
         return self.data_size * self.topology.size("cp")
 
-    @property
+    @cached_property
     def is_first_stage(self) -> bool:
         return self.at("pp") == 0
 
-    @property
+    @cached_property
     def is_last_stage(self) -> bool:
         return self.at("pp") == self.topology.size("pp") - 1
 
-    @property
+    @cached_property
     def reports_samples(self) -> bool:
         """Whether this rank stands for all that work on the same samples."""
         return self.is_first_stage and self.at("tp") == 0 and self.at("cp") == 0
 
-    @property
+    @cached_property
     def reports_loss(self) -> bool:
         """Whether this rank's part of the loss counts; its tensor-parallel peers have it too."""
         return self.is_last_stage and self.at("tp") == 0
 
-    @property
+    @cached_property
     def streams(self) -> dict[str, str]:
         """Whose each RNG stream is, in words that hold on every topology.
 

@@ -18,11 +18,22 @@ from ..model import GPT
 from .place import Place
 
 
+def is_plain(place: Place) -> bool:
+    """Whether DDP over all ranks is everything that the topology asks for."""
+    topology = place.topology
+    return topology.size("dp") == topology.world_size and not _is_sharded(place)
+
+
+def over_all_ranks(model: GPT) -> nn.Module:
+    """DDP over the default process group; there is no mesh to be made."""
+    return DistributedDataParallel(model)
+
+
 def over_data_ranks(model: GPT, place: Place, mesh: DeviceMesh) -> nn.Module:
     """The model as its data-parallel ranks share it; itself, if there is one alone."""
     size = place.topology.size
     others = [name for name in ("ep", "cp") if size(name) > 1]
-    if "fsdp" in dict(place.topology.sizes):
+    if _is_sharded(place):
         # Stages are called many times between two updates: they stay gathered meanwhile.
         reshard = False if size("pp") > 1 else None
         for module in (*model.blocks(), model):
@@ -31,8 +42,6 @@ def over_data_ranks(model: GPT, place: Place, mesh: DeviceMesh) -> nn.Module:
             )
         return model
     replicated = [name for name in ("dp", *others) if size(name) > 1]
-    if set(mesh.mesh_dim_names or ()) == {"dp"}:
-        return DistributedDataParallel(model)
     if not replicated:
         return model
     experts = [mixture.experts for mixture in model.mixtures()]
@@ -47,6 +56,12 @@ def over_data_ranks(model: GPT, place: Place, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def _is_sharded(place: Place) -> bool:
+    """FSDP2 runs on one rank too, if that is all there is."""
+    topology = place.topology
+    return topology.size("fsdp") > 1 or (topology.world_size == 1 and "fsdp" in str(topology))
+
+
 def _sharding_mesh(place: Place, mesh: DeviceMesh, others: list[str]) -> DeviceMesh:
     """1-D to shard over; 2-D (replicas, shards) for HSDP."""
     if place.topology.world_size == 1:
@@ -54,7 +69,7 @@ def _sharding_mesh(place: Place, mesh: DeviceMesh, others: list[str]) -> DeviceM
     shards = [name for name in ("fsdp", *others) if place.topology.size(name) > 1]
     if place.topology.size("dp") == 1:
         return _flat(mesh, shards)
-    return mesh["dp", "fsdp"] if place.topology.size("fsdp") > 1 else mesh["dp"]
+    return mesh["dp", "fsdp"]
 
 
 def _flat(mesh: DeviceMesh, names: list[str]) -> DeviceMesh:
