@@ -156,6 +156,22 @@ def meshes(context: RankContext, _options: Options) -> object:
     return {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in names}
 
 
+def prove(context: RankContext, options: Options) -> object:
+    """Everything that one launch can show of a topology, because the first steps are the slow ones.
+
+    ``plain`` and ``clipped`` are `moments` of runs in which nothing is random.
+    """
+    still = {**options, "dropout": "0", "augment": "0", "amp": "false"}
+    return {
+        "meshes": meshes(context, {}),
+        "plain": moments(context, {**still, "clip": "1e9"}),
+        "clipped": moments(context, {**still, "clip": "0.05"}),
+        "overflow": overflow(context, dict(options)),
+        "phases": phases(context, dict(options)),
+        "resume": resume(context, {**options, "before": "2", "after": "3"}),
+    }
+
+
 def resume(context: RankContext, options: Options) -> object:
     """The second part of a run, and the same part again in a job that was built anew."""
     before, after = int(options.pop("before", "4")), int(options.pop("after", "5"))
@@ -254,8 +270,9 @@ def phases(context: RankContext, options: Options) -> object:
     job = GPTJob(**options)
     job.build(context)
     seen: list[str] = []
-    listen(lambda event, edge, _facts: seen.append(event) if edge == "before" else None)
+    stop = listen(lambda event, edge, _facts: seen.append(event) if edge == "before" else None)
     job.step(context)
+    stop()
     return seen
 
 

@@ -9,7 +9,6 @@ can hold it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import pytest
 
 from seatrial.recovery.compare import Combined, combine, first_difference
 
-from .conftest import RunRanks
+from .conftest import Once, RunRanks
 
 MATRIX = (
     *("dp1", "dp2", "dp4", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "dp2-tp2", "fsdp2-tp2"),
@@ -32,23 +31,14 @@ Saved = Callable[[str], tuple[Path, list[Any]]]
 
 
 @pytest.fixture
-def saved(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """``saved("tp2")``: where that run's checkpoint is, and its records by rank.
-
-    Made once for all tests and workers.
-    """
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-") else base
+def saved(run_ranks: RunRanks, once: Once) -> Saved:
+    """``saved("tp2")``: where that run's checkpoint is, and its records by rank."""
 
     def make(topology: str) -> tuple[Path, list[Any]]:
-        directory = shared / f"saved-{topology}"
-        with directory.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            records = directory / "records.json"
-            if not records.exists():
-                ranks = run_ranks("save", topology, steps=1, directory=directory, **MODEL)
-                records.write_text(json.dumps(ranks))
-        return directory, json.loads(records.read_text())
+        return once(
+            f"saved-{topology}",
+            lambda directory: run_ranks("save", topology, steps=1, directory=directory, **MODEL),
+        )
 
     return make
 

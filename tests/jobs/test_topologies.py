@@ -10,6 +10,7 @@ another order round otherwise.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,23 +20,38 @@ from seatrial.plugins.jobs.gpt_config import check
 from seatrial.recovery.compare import Combined, combine, differences, disagreements
 from seatrial.recovery.topology import Topology
 
-from .conftest import RunRanks
+from .conftest import Once, RunRanks
 
 TOPOLOGIES = (
     *("dp2", "dp4", "fsdp2", "hsdp2x2", "tp2", "fsdp2-tp2", "dp2-tp2", "pp2", "pp2-dp2"),
     *("pp2-fsdp2", "pp2-tp2", "zero1-dp2", "dp2-tp2-pp2", "ep2", "dp2-ep2", "cp2", "fsdp2-cp2"),
 )
-SPREAD = ("hsdp2x2", "tp2", "dp2-tp2", "fsdp2-tp2", "pp2", "pp2-tp2", "ep2", "dp2-ep2", "cp2")
-"""Where gradients are spread over several meshes, so that torch cannot clip or unscale them."""
-
 SMALL = {"samples": 39, "width": 16}
 
 on_each_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 
 
-def options_of(topology: str, **more: object) -> dict[str, object]:
-    experts = 4 if Topology.parse(topology).size("ep") > 1 else 0
-    return {**SMALL, "experts": experts, **more}
+Evidence = Callable[[str], list[Any]]
+
+
+def has_experts(topology: str) -> bool:
+    return Topology.parse(topology).size("ep") > 1
+
+
+@pytest.fixture
+def proved(run_ranks: RunRanks, once: Once) -> Callable[..., list[Any]]:
+    """``proved("tp2")``: by rank, what the scenario ``prove`` shows; made once."""
+
+    def obtain(topology: str, *, experts: bool | None = None) -> list[Any]:
+        count = 4 if (has_experts(topology) if experts is None else experts) else 0
+        _, ranks = once(
+            f"proved-{topology}-{count}",
+            lambda _: run_ranks("prove", topology, experts=count, **SMALL),
+        )
+        found: list[Any] = ranks
+        return found
+
+    return obtain
 
 
 def whole(records: list[Any]) -> Combined:
@@ -43,21 +59,24 @@ def whole(records: list[Any]) -> Combined:
 
 
 @on_each_topology
-def test_the_mesh_has_the_groups_of_the_topology(run_ranks: RunRanks, topology: str) -> None:
+def test_the_mesh_has_the_groups_of_the_topology(proved: Evidence, topology: str) -> None:
     parsed = Topology.parse(topology)
-    for rank, groups in enumerate(run_ranks("meshes", topology)):
+    for rank, shown in enumerate(proved(topology)):
+        groups = shown["meshes"]
         assert groups == {name: [*parsed.group(name, rank=rank)] for name in groups}
         assert len(groups) == sum(size > 1 for _, size in parsed.sizes)
 
 
+@pytest.mark.parametrize("run", ["plain", "clipped"])
 @on_each_topology
-def test_it_trains_as_on_one_rank(run_ranks: RunRanks, topology: str) -> None:
-    # Nothing random and nothing that hides the size of a gradient. A sanity check within rounding.
-    plain = options_of(topology, dropout=0, augment=0, amp=False, clip=1e9)
-    (alone,) = run_ranks("moments", "dp1", **plain)
-    ranks = run_ranks("moments", topology, **plain)
+def test_it_trains_as_on_one_rank(
+    proved: Callable[..., list[Any]], topology: str, run: str
+) -> None:
+    # A sanity check, within rounding. Plain: nothing hides the size of a gradient. Clipped: every
+    # step exceeds the largest norm, so another norm would scale the gradients otherwise.
+    (alone,) = (rank[run] for rank in proved("dp1", experts=has_experts(topology)))
     seen: dict[str, float] = {}
-    for rank in ranks:
+    for rank in (rank[run] for rank in proved(topology)):
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         for name, norm in rank["moments"].items():
             assert norm == pytest.approx(alone["moments"][name], rel=1e-3), name
@@ -65,23 +84,14 @@ def test_it_trains_as_on_one_rank(run_ranks: RunRanks, topology: str) -> None:
     assert seen.keys() == alone["moments"].keys()
 
 
-@pytest.mark.parametrize("topology", SPREAD)
-def test_the_norm_of_spread_gradients_is_that_of_one_rank(
-    run_ranks: RunRanks, topology: str
-) -> None:
-    # A largest norm that every step exceeds: another norm would scale the gradients otherwise.
-    plain = options_of(topology, dropout=0, augment=0, amp=False, clip=0.05)
-    (alone,) = run_ranks("moments", "dp1", **plain)
-    for rank in run_ranks("moments", topology, **plain):
-        for name, norm in rank["moments"].items():
-            assert norm == pytest.approx(alone["moments"][name], rel=1e-3), name
-
-
 @on_each_topology
-def test_two_runs_are_equal_and_a_resumed_one_too(run_ranks: RunRanks, topology: str) -> None:
+def test_two_runs_are_equal_and_a_resumed_one_too(
+    proved: Evidence, run_ranks: RunRanks, topology: str
+) -> None:
     # Resumed after 2 steps of 5; the third has the uneven end of an epoch.
-    ranks = run_ranks("resume", topology, before=2, after=3, **options_of(topology))
-    again = run_ranks("train", topology, steps=5, **options_of(topology))
+    ranks = [rank["resume"] for rank in proved(topology)]
+    experts = 4 if has_experts(topology) else 0
+    again = run_ranks("train", topology, steps=5, experts=experts, **SMALL)
     for rank, other in zip(ranks, again, strict=True):
         # The first record of each is the state alone, the others have the outputs of a step too.
         assert other[2]["fingerprint"] == rank["uninterrupted"][0]["fingerprint"]
@@ -97,18 +107,19 @@ def test_two_runs_are_equal_and_a_resumed_one_too(run_ranks: RunRanks, topology:
     assert consumed == Counter(range(39))
 
 
-@pytest.mark.parametrize("topology", SPREAD)
-def test_an_overflow_on_one_rank_skips_the_step_on_all(run_ranks: RunRanks, topology: str) -> None:
-    ranks = run_ranks("overflow", topology, **options_of(topology))
+@on_each_topology
+def test_an_overflow_on_one_rank_skips_the_step_on_all(proved: Evidence, topology: str) -> None:
+    ranks = [rank["overflow"] for rank in proved(topology)]
     before, after = (whole([rank[when] for rank in ranks]) for when in ("before", "after"))
     assert after["model"] == before["model"]
     assert after["scheduler"] == before["scheduler"]
     assert {rank["scale"] for rank in ranks} == {512.0}
 
 
-@pytest.mark.parametrize("topology", ["tp2", "pp2", "dp2-tp2", "ep2", "cp2"])
-def test_every_rank_announces_every_phase(run_ranks: RunRanks, topology: str) -> None:
-    for seen in run_ranks("phases", topology, **options_of(topology)):
+@on_each_topology
+def test_every_rank_announces_every_phase(proved: Evidence, topology: str) -> None:
+    for rank in proved(topology):
+        seen = rank["phases"]
         assert Counter(seen) == {"data": 1, "forward": 2, "backward": 2, "optimizer": 1}
         assert (seen[0], seen[-1]) == ("data", "optimizer")
 
