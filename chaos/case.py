@@ -42,6 +42,19 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resharded:
+    """That every attempt but the first ran on another topology.
+
+    ``oracle`` is what they are compared with: a run on that topology which the reference handed its
+    state to at ``step``, beside the checkpoint. None if nothing was restored there.
+    """
+
+    topology: str
+    step: int | None = None
+    oracle: Trajectory | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """The evidence: a run, what was meant to happen to it, and the reference."""
 
@@ -51,6 +64,13 @@ class Case:
     schedule: Schedule
     checkpoint_interval: int
     expected_steps: range
+    resharded: Resharded | None = None
+
+    def reference_of(self, attempt: int) -> Trajectory:
+        """What an attempt is compared with."""
+        if attempt > 1 and self.resharded is not None and self.resharded.oracle is not None:
+            return self.resharded.oracle
+        return self.reference
 
     def is_damaged(self, step: int, attempt: int) -> bool:
         """Whether the schedule damaged this step's checkpoint, and nobody saved it again since.
@@ -72,7 +92,7 @@ class Case:
         """Steps that the schedule damaged in this attempt, before it had restored anything."""
         return {
             int(str(record["step"]))
-            for rank in range(self.run.ranks)
+            for rank in range(self.run.ranks_of(attempt))
             for record in _until_it_began(self.run.trace(attempt, rank))
             if record["kind"] == "damage"
         }

@@ -6,7 +6,7 @@ pass. The order of `CHECKS` puts causes before their consequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 
 from seatrial.recovery.compare import Difference, first_difference, first_misplaced
@@ -28,6 +28,19 @@ def was_exercised(case: Case) -> Iterator[Finding]:
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
 
 
+def was_resharded(case: Case) -> Iterator[Finding]:
+    """A trial of a resharded restore needs one."""
+    if case.resharded is not None and case.resharded.step is None:
+        later = [each for each in case.trajectory.beginnings if each.attempt > 1]
+        refused = len(case.run.attempts) > 1 and not later
+        if not refused:
+            yield Finding(
+                verdict=Verdict.NOT_EXERCISED,
+                reason=f"no checkpoint was restored onto {case.resharded.topology}: the fault must "
+                "end the first attempt after a checkpoint",
+            )
+
+
 def is_explained(case: Case) -> Iterator[Finding]:
     """Every attempt that did not complete must have been struck by what ends one, and first."""
     for attempt in case.run.attempts:
@@ -43,7 +56,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 reason=f"attempt {attempt.number} failed though no fault struck in it: "
                 f"{attempt.cause}{_said(attempt)}",
             )
-        for rank in range(case.run.ranks) if struck else ():
+        for rank in range(attempt.ranks or case.run.ranks) if struck else ():
             error = case.run.error_of(attempt, rank)
             if error is not None and float(str(error["t"])) < min(struck):
                 yield Finding(
@@ -129,8 +142,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
 
 def states_are_equal(case: Case) -> Iterator[Finding]:
     """Where each attempt began, then each of its steps, bitwise against the reference."""
-    expected = {step.number: step for step in case.reference.steps}
     for attempt in case.run.attempts:
+        expected = {step.number: step for step in case.reference_of(attempt.number).steps}
         beginning = case.trajectory.beginning(attempt.number)
         steps = case.trajectory.of_attempt(attempt.number)
         if beginning is not None:
@@ -141,8 +154,10 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
                 reason=f"attempt {attempt.number} ran, but not every rank recorded from which "
                 "state it began",
             )
+        resumed = beginning is not None and beginning.restored is not None
+        hazards = beginning.hazards if beginning is not None and resumed else ()
         for step in steps:
-            yield from _compare_step(step, expected.get(step.number))
+            yield from _compare_step(step, expected.get(step.number), hazards)
 
 
 def _compare_beginning(
@@ -150,9 +165,14 @@ def _compare_beginning(
 ) -> Iterator[Finding]:
     restored = beginning.restored
     where = f"attempt {beginning.attempt}"
+    resharded = case.resharded if beginning.attempt > 1 else None
     if restored is None:
         same: Beginning | Step = case.reference.beginnings[0]
         where = f"{where}, right after the start"
+    elif resharded is not None and resharded.oracle is not None and restored == resharded.step:
+        same = resharded.oracle.beginnings[0]
+        where = f"{where}, right after the restore of step {restored} onto {resharded.topology}"
+        yield from _compare_logical(case, beginning, where)
     elif restored in expected:
         same = expected[restored]
         where = f"{where}, right after the restore of step {restored}"
@@ -166,11 +186,23 @@ def _compare_beginning(
         yield _diverged(difference, where, restored)
 
 
+def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[Finding]:
+    """What does not belong to a rank must be as the topology that saved it had it."""
+    saved = next(step for step in case.reference.steps if step.number == beginning.restored)
+    expected, found = (
+        {name: values for name, values in state.items() if name != "rng"}
+        for state in (saved.state, beginning.state)
+    )
+    difference = first_difference(expected, found)
+    if difference is not None:
+        yield _diverged(difference, where, beginning.restored)
+
+
 _DECIDED_BY = {"samples": "sampler", "learning rate": "scheduler", "loss scale": "scaler"}
 """The component that decides an output of a step; the loss depends on all."""
 
 
-def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
+def _compare_step(step: Step, expected: Step | None, hazards: Collection[str]) -> Iterator[Finding]:
     where = f"attempt {step.attempt}, step {step.number}"
     if expected is None:
         reason = f"{where}: the reference has no such step"
@@ -183,7 +215,7 @@ def _compare_step(step: Step, expected: Step | None) -> Iterator[Finding]:
     difference = first_difference(expected.state, step.state)
     difference = difference or first_misplaced(expected.holders, step.holders)
     if difference is not None:
-        yield _diverged(difference, where, step.number)
+        yield _diverged(difference, where, step.number, hazards)
     yield from outputs
 
 
@@ -200,8 +232,10 @@ def _compare_outputs(step: Step, expected: Step, where: str) -> Iterator[Finding
                 )
 
 
-def _diverged(difference: Difference, where: str, step: int | None) -> Finding:
-    cause = likely_cause(difference)
+def _diverged(
+    difference: Difference, where: str, step: int | None, hazards: Collection[str] = ()
+) -> Finding:
+    cause = likely_cause(difference, hazards)
     return Finding(
         verdict=Verdict.DIVERGED,
         reason=f"{where}: {difference}{f'; {cause}' if cause else ''}",
@@ -278,6 +312,7 @@ def nothing_is_left(case: Case) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     was_exercised,
+    was_resharded,
     store_is_whole,
     acknowledged_is_kept,
     resumed_from_newest,

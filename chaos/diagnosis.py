@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from seatrial.recovery.compare import Difference
+
+UNSETTLED_BUCKETS = "unsettled gradient buckets"
+"""A hazard: DDP on 3 or more ranks that had not regrouped its buckets when training went on."""
+
+_BUCKET_TRAP = (
+    "DDP on 3 or more ranks regroups its gradient buckets after the first backward of a process, "
+    "and the order of a sum with them: the restarted ranks did so one step after the restore. Run "
+    "a throw-away step before the restore, or set find_unused_parameters=True (see "
+    "docs/writing-a-job.md)"
+)
 
 _BY_COMPONENT = {
     "progress": "the step, epoch or sample count was not saved or not put back",
@@ -24,12 +36,23 @@ NONDETERMINISM_CAUSES = (
 """Why two uninterrupted runs of one job usually differ."""
 
 
-def likely_cause(difference: Difference) -> str:
-    """What usually lies behind such a difference, as half a sentence; empty if unknown."""
+def likely_cause(difference: Difference, hazards: Collection[str] = ()) -> str:
+    """What usually lies behind such a difference, as half a sentence; empty if unknown.
+
+    ``hazards`` are those that the attempt recorded right after its restore, if the difference came
+    in a step after it.
+    """
+    only_sums = difference.component in ("optimizer", "model") and difference.kind == "value"
+    if UNSETTLED_BUCKETS in hazards and only_sums and not _is_groups(difference):
+        return _BUCKET_TRAP
     if difference.kind == "copies":
         return "replicas that should be equal are not: one rank missed or changed a reduction"
     if difference.kind == "missing":
         return "it was in the reference: lazily created state that the restore did not create"
-    if difference.name.endswith("param_groups"):
+    if _is_groups(difference):
         return "a learning rate or another hyperparameter differs: was the LR scheduler restored?"
     return _BY_COMPONENT.get(difference.component, "")
+
+
+def _is_groups(difference: Difference) -> bool:
+    return difference.name.endswith("param_groups")

@@ -54,7 +54,7 @@ def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) ->
         NondeterministicJobError: two uninterrupted runs differ.
     """
     directory = root / f"reference-{experiment.key}"
-    with _locked(directory.with_suffix(".lock")):
+    with locked(directory.with_suffix(".lock")):
         if not (directory / "pace").exists():
             _compute(experiment, directory, run_clean)
     run = load_run(directory / "first")
@@ -69,7 +69,7 @@ def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) ->
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -84,7 +84,7 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
     deadline_s = experiment.timeout_s or _FIRST_SILENCE_S
     try:
         first, second = (
-            _finished(run_clean(directory / name, directory / f"{name}-store", deadline_s))
+            finished(run_clean(directory / name, directory / f"{name}-store", deadline_s))
             for name in ("first", "second")
         )
         _require_equal(experiment, first, second)
@@ -97,7 +97,7 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
     (directory / "pace").write_text(str(_longest_gap_s(first)))
 
 
-def _finished(run: Run) -> Run:
+def finished(run: Run) -> Run:
     if not run.completed:
         last = run.attempts[-1]
         error = run.error_of(last)

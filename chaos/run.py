@@ -41,7 +41,8 @@ class StoreState:
 class Attempt:
     """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank.
 
-    A rank that the launcher ended has no exit.
+    A rank that the launcher ended has no exit. ``ranks`` is None where they are as many as the
+    run's.
     """
 
     number: int
@@ -55,11 +56,13 @@ class Attempt:
     strays: tuple[str, ...] = ()
     litter: tuple[str, ...] = ()
     store: StoreState = field(default_factory=StoreState)
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A whole run. ``total_s`` is wall time; ``note`` is the launcher's."""
+    """A whole run. ``ranks`` are those of its first attempt; ``total_s`` is wall time; ``note`` is
+    the launcher's."""
 
     directory: Path
     ranks: int
@@ -74,6 +77,11 @@ class Run:
     def strikes(self) -> list[Strike]:
         """Every fault that struck, oldest first."""
         return Ledger(self.directory / "strikes").strikes()
+
+    def ranks_of(self, attempt: int) -> int:
+        """How many ranks an attempt had."""
+        found = (each.ranks for each in self.attempts if each.number == attempt)
+        return next(found, None) or self.ranks
 
     def trace(self, attempt: int, rank: int) -> list[Record]:
         """What one rank did in one attempt."""
@@ -91,7 +99,7 @@ class Run:
     def traces(self) -> Iterator[tuple[int, int, list[Record]]]:
         """``(attempt, rank, records)`` of every rank that was launched."""
         for attempt in self.attempts:
-            for rank in range(self.ranks):
+            for rank in range(self.ranks_of(attempt.number)):
                 yield attempt.number, rank, self.trace(attempt.number, rank)
 
     def save(self) -> None:

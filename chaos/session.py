@@ -16,14 +16,17 @@ from seatrial.recovery.inspect import inspect_store
 from seatrial.recovery.storage import is_url
 
 from . import stores as places
+from .case import Resharded
 from .errors import ChaosError, LaunchError
 from .experiment import Experiment
+from .handover import Handover, obtain_oracle
 from .launch.launcher import LocalLauncher
-from .launch.plan import Workload
+from .launch.plan import Workload, World
 from .reference import Reference, obtain_reference
 from .run import Run, StoreState
 from .schedule import Schedule, require_possible
 from .supervisor import Assignment, Limits, Progress, supervise
+from .trajectory import read_trajectory
 from .verdict import Judgement, Verdict, judge
 
 
@@ -88,6 +91,47 @@ class Session:
         directory, store = self._fresh()
         steps = range(1, experiment.steps + 1)
         return self._judged(experiment, schedule, reference, directory, store, steps, progress)
+
+    def reshard(
+        self,
+        experiment: Experiment,
+        schedule: Schedule,
+        handover: Handover,
+        *,
+        progress: Progress | None = None,
+    ) -> Trial:
+        """Run the job under ``schedule``, with every attempt but the first on another topology.
+
+        Raises:
+            UsageError: as `trial`, or the job cannot hand its state over.
+        """
+        require_possible(schedule, experiment.shape)
+        reference = self.reference(experiment, progress=progress)
+        directory, store = self._fresh()
+        limits = self._limits(experiment, reference)
+        world = handover.world
+        run = self._run(experiment, schedule, directory, store, limits, progress, world)
+        later = [each for each in read_trajectory(run).beginnings if each.attempt > 1]
+        step = next((each.restored for each in later if each.restored), None)
+        oracle = None
+        if step is not None:
+
+            def run_clean(subject: Experiment, directory: Path, store: Path) -> Run:
+                patient = replace(limits, max_restarts=0)
+                return self._run(subject, Schedule(), directory, str(store), patient, progress)
+
+            oracle = obtain_oracle(
+                experiment, handover, step, reference=reference, root=self._root, run=run_clean
+            )
+        judgement = judge(
+            reference.trajectory,
+            run,
+            schedule,
+            checkpoint_interval=experiment.checkpoint_interval,
+            expected_steps=range(1, experiment.steps + 1),
+            resharded=Resharded(topology=world.topology, step=step, oracle=oracle),
+        )
+        return Trial(schedule=schedule, judgement=judgement, run=run)
 
     def control(
         self,
@@ -161,11 +205,7 @@ class Session:
         expected_steps: range,
         progress: Progress | None,
     ) -> Trial:
-        limits = Limits(
-            max_restarts=experiment.max_restarts,
-            silence_s=reference.silence_s,
-            stopped_silence_s=reference.stopped_silence_s,
-        )
+        limits = self._limits(experiment, reference)
         run = self._run(experiment, schedule, directory, store, limits, progress)
         judgement = judge(
             reference.trajectory,
@@ -176,6 +216,14 @@ class Session:
         )
         return Trial(schedule=schedule, judgement=judgement, run=run)
 
+    @staticmethod
+    def _limits(experiment: Experiment, reference: Reference) -> Limits:
+        return Limits(
+            max_restarts=experiment.max_restarts,
+            silence_s=reference.silence_s,
+            stopped_silence_s=reference.stopped_silence_s,
+        )
+
     def _run(
         self,
         experiment: Experiment,
@@ -184,6 +232,7 @@ class Session:
         store: str,
         limits: Limits,
         progress: Progress | None,
+        afterwards: World | None = None,
     ) -> Run:
         directory.mkdir(parents=True, exist_ok=True)
         launcher = self._launcher(experiment)
@@ -196,6 +245,7 @@ class Session:
             store=store,
             directory=directory,
             inspect=_store_state,
+            afterwards=afterwards,
         )
         try:
             return supervise(assignment, launcher, progress=progress, note=launcher.note)

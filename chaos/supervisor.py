@@ -58,7 +58,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """One run to be supervised. ``inspect`` looks at the store between attempts."""
+    """One run to be supervised. ``inspect`` looks at the store between attempts.
+
+    ``afterwards`` is the world of every attempt but the first, if it is another.
+    """
 
     workload: Workload
     world: World
@@ -68,6 +71,7 @@ class Assignment:
     store: str
     directory: Path
     inspect: Callable[[str], StoreState]
+    afterwards: World | None = None
 
 
 def supervise(
@@ -130,6 +134,7 @@ def _attempt(
         strays=tuple(strays),
         litter=_clean_up(plan, before, set(exits.values()) <= {0, PREEMPTED}),
         store=assignment.inspect(assignment.store),
+        ranks=plan.world.ranks,
     )
 
 
@@ -155,7 +160,7 @@ def _clean_up(
 def _plan(assignment: Assignment, number: int) -> AttemptPlan:
     return AttemptPlan(
         workload=assignment.workload,
-        world=assignment.world,
+        world=assignment.afterwards or assignment.world if number > 1 else assignment.world,
         schedule=str(assignment.schedule),
         seed=assignment.seed,
         attempt=number,

@@ -35,7 +35,7 @@ class Beginning:
     """Where an attempt began: ``restored`` is the checkpoint's step, None on a fresh start.
 
     ``source`` is the attempt that saved the checkpoint; ``damaged`` are the newer generations that
-    were rejected, with reasons.
+    were rejected, with reasons; ``hazards`` are of `seatrial.chaos.diagnosis`.
     """
 
     attempt: int
@@ -47,6 +47,7 @@ class Beginning:
     holders: Holders
     samples_per_epoch: int | None
     t: float
+    hazards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def read_trajectory(run: Run) -> Trajectory:
     """Put the traces of all ranks together."""
     beginnings, steps, reached, published = [], [], {}, {}
     for attempt in run.attempts:
-        traces = [run.trace(attempt.number, rank) for rank in range(run.ranks)]
+        traces = [run.trace(attempt.number, rank) for rank in range(run.ranks_of(attempt.number))]
         by_step = [_by_step(trace) for trace in traces]
         starts = [next(_of_kind(trace, "began"), None) for trace in traces]
         if all(starts):
@@ -125,6 +126,7 @@ def _beginning(attempt: int, records: list[Any]) -> Beginning:
         holders=holders([record["fingerprint"] for record in records]),
         samples_per_epoch=first["samples_per_epoch"],
         t=max(record["t"] for record in records),
+        hazards=tuple(first.get("hazards", ())),
     )
 
 

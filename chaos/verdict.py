@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .case import Case, Verdict
+from .case import Case, Resharded, Verdict
 from .checks import CHECKS
 from .fault import DAMAGE
 from .run import Run
@@ -45,10 +45,12 @@ def judge(
     *,
     checkpoint_interval: int,
     expected_steps: range,
+    resharded: Resharded | None = None,
 ) -> Judgement:
     """Compare ``run`` with the reference of the same job, topology and seed.
 
-    ``expected_steps`` are those that the surviving lineage must consist of.
+    ``expected_steps`` are those that the surviving lineage must consist of; ``resharded`` says what
+    attempts on another topology are compared with.
     """
     case = Case(
         reference=reference,
@@ -57,6 +59,7 @@ def judge(
         schedule=schedule,
         checkpoint_interval=checkpoint_interval,
         expected_steps=expected_steps,
+        resharded=resharded,
     )
     finding = next((found for check in CHECKS for found in check(case)), None)
     beginnings = case.trajectory.beginnings

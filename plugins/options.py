@@ -18,11 +18,13 @@ import pytest
 
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.experiment import Experiment
+from seatrial.chaos.handover import Handover
 from seatrial.chaos.launch.launcher import METHODS
 from seatrial.chaos.launch.plan import Workload, World
 from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
 from seatrial.recovery.storage import is_url, open_storage
+from seatrial.recovery.topology import Topology
 
 from .jobs.registry import check_bundled, check_job_name, preload_modules, resolve_job
 from .option_table import OPTIONS, Option
@@ -38,6 +40,7 @@ class ChaosOptions:
     ranks: int = 2
     nodes: int = 1
     topology: str = ""
+    reshard: str = ""
     device: str = "auto"
     store: str = ""
     steps: int = 14
@@ -125,6 +128,7 @@ def _check(options: ChaosOptions) -> None:
         if empty:
             raise UsageError(f"--chaos-text {options.text!r} is empty")
     experiment(options)
+    reshard_targets(options)
 
 
 def _check_store(store: str) -> None:
@@ -163,14 +167,7 @@ def experiment(options: ChaosOptions) -> Experiment:
     Raises:
         UsageError: ranks, nodes, topology or device do not fit together, or a bad ``param``.
     """
-    params: dict[str, object] = {}
-    for each in options.param:
-        key, equals, value = each.partition("=")
-        if not equals or not key.isidentifier():
-            raise UsageError(f"--chaos-param {each!r} is not KEY=VALUE")
-        params[key] = value
-    if options.text:
-        params["text"] = str(Path(options.text).resolve())
+    params = _params(options)
     try:
         world = World(
             ranks=options.ranks,
@@ -194,6 +191,18 @@ def experiment(options: ChaosOptions) -> Experiment:
     )
 
 
+def _params(options: ChaosOptions) -> dict[str, object]:
+    params: dict[str, object] = {}
+    for each in options.param:
+        key, equals, value = each.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--chaos-param {each!r} is not KEY=VALUE")
+        params[key] = value
+    if options.text:
+        params["text"] = str(Path(options.text).resolve())
+    return params
+
+
 def _workload(options: ChaosOptions, params: dict[str, object]) -> Workload:
     return Workload(
         entry="seatrial.plugins.jobs.loop:run",
@@ -210,6 +219,42 @@ def _workload(options: ChaosOptions, params: dict[str, object]) -> Workload:
 def _file_system_of(store: str) -> tuple[str, ...]:
     """What a warm parent should import besides the job."""
     return ("s3fs",) if store.startswith(("s3:", "s3a:")) else ()
+
+
+def reshard_targets(options: ChaosOptions) -> tuple[World, ...]:
+    """The worlds that ``reshard`` names; none if it is empty.
+
+    Raises:
+        UsageError: what is no topology, or one that the job cannot run on.
+    """
+    found = []
+    for text in filter(None, options.reshard.split(",")):
+        try:
+            topology = Topology.parse(text.strip())
+            ranks = topology.world_size
+            world = World(ranks=ranks, topology=str(topology), device=options.device)
+        except RecoveryError as error:
+            raise UsageError(f"--chaos-reshard: {error}") from None
+        check_bundled(options.job, _params(options), world.topology)
+        if world in found:
+            raise UsageError(f"--chaos-reshard {options.reshard!r} names {world.topology} twice")
+        found.append(world)
+    return tuple(found)
+
+
+def handover(options: ChaosOptions, world: World) -> Handover:
+    """How the job hands its state to ``world``, for the oracle of a resharded restore."""
+    workload = experiment(options).workload
+
+    def giving(directory: Path, step: int) -> Workload:
+        more = {"hand_off": str(directory), "stop_after": step}
+        return replace(workload, arguments=workload.arguments | more)
+
+    def taking(directory: Path) -> Workload:
+        more = {"take_over": str(directory)}
+        return replace(workload, arguments=workload.arguments | more)
+
+    return Handover(world=world, giving=giving, taking=taking)
 
 
 def crippled(workload: Workload, component: str, *, stop_after: int) -> Workload:

@@ -6,7 +6,7 @@ main strike falls between the second checkpoint and the third. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from seatrial.chaos.errors import UsageError
@@ -28,7 +28,8 @@ _RESTARTS = 3  # by the kill in two restores in a row
 class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
-    ``skip`` says why it cannot be run here."""
+    ``skip`` says why it cannot be run here. ``reshard`` is the topology of every attempt but the
+    first, if it is another."""
 
     name: str
     schedule: Schedule
@@ -36,12 +37,15 @@ class PlannedTrial:
     omit: str = ""
     lossless: bool = False
     skip: str = ""
+    reshard: str = ""
 
 
-def bundled_trials(shape: Shape, *, seed: int, extras: bool) -> list[PlannedTrial]:
-    """The whole pre-flight, in order: clean first, then faults, then controls.
+def bundled_trials(
+    shape: Shape, *, seed: int, extras: bool, reshard: Sequence[str] = ()
+) -> list[PlannedTrial]:
+    """The whole pre-flight, in order: clean first, then faults, resharded restores, controls.
 
-    ``extras`` adds a control of the components that only this job has.
+    ``extras`` adds a control of the components that only this job has; ``reshard`` are topologies.
 
     Raises:
         UsageError: the run is too short for two checkpoints and a strike after them.
@@ -70,6 +74,8 @@ def bundled_trials(shape: Shape, *, seed: int, extras: bool) -> list[PlannedTria
         preempts = any(fault.action == "terminate" for fault in schedule.faults)
         name = name or schedule.label
         trials.append(PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip))
+    main = Schedule(Schedule.parse(_main_kill(shape)).faults, seed)
+    trials += [resharded(topology, main) for topology in reshard]
     omitted = (*COMPONENTS, EXTRAS) if extras else COMPONENTS
     return trials + [control(component) for component in omitted]
 
@@ -88,23 +94,40 @@ def control(component: str) -> PlannedTrial:
     )
 
 
-def given_trials(schedules: tuple[str, ...], shape: Shape, *, seed: int) -> list[PlannedTrial]:
-    """One trial for each ``--chaos-fault``.
+def resharded(topology: str, schedule: Schedule, name: str = "") -> PlannedTrial:
+    """The trial whose restarts are on another topology."""
+    return PlannedTrial(name=name or f"reshard[{topology}]", schedule=schedule, reshard=topology)
+
+
+def given_trials(
+    schedules: tuple[str, ...], shape: Shape, *, seed: int, reshard: Sequence[str] = ()
+) -> list[PlannedTrial]:
+    """One trial for each ``--chaos-fault``; with ``reshard`` one for each of these topologies.
 
     Raises:
         UsageError: a schedule that does not parse or can never fire.
     """
     trials: list[PlannedTrial] = []
+    labels: list[str] = []
     for text in schedules:
         schedule = Schedule.parse(text)
         if not schedule.seed:
             schedule = Schedule(schedule.faults, seed)
         require_possible(schedule, shape)
         name = schedule.label
-        if before := sum(trial.schedule.label == name for trial in trials):
-            name = f"{name}#{before + 1}"
-        trials.append(PlannedTrial(name=name, schedule=schedule))
+        labels.append(name)
+        if (count := labels.count(name)) > 1:
+            name = f"{name}#{count}"
+        planned = [resharded(each, schedule, name=f"{name}@{each}") for each in reshard]
+        trials += planned or [PlannedTrial(name=name, schedule=schedule)]
     return trials
+
+
+def _main_kill(shape: Shape) -> str:
+    """Between the second checkpoint and the third."""
+    interval = shape.checkpoint_interval
+    strike = 2 * interval + max(1, interval // 2)
+    return f"kill rank={shape.world_size - 1} at=step:{strike}/backward"
 
 
 def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
@@ -113,7 +136,7 @@ def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
     saved = 2 * interval
     strike = saved + max(1, interval // 2)
     other = shape.world_size - 1
-    first_kill = f"kill rank={other} at=step:{strike}/backward"
+    first_kill = _main_kill(shape)
 
     yield "", "clean"
     for phase in ("data", "forward", "backward", "optimizer"):

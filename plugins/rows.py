@@ -45,7 +45,8 @@ def row_of(planned: PlannedTrial, trial: Trial, *, passed: bool) -> Row:
         steps_lost=judgement.steps_lost,
         recovery_s=None if judgement.recovery_s is None else round(judgement.recovery_s, 3),
         total_s=round(trial.run.total_s, 3),
-        note=trial.run.note,
+        # A resharded restore says which random streams had no counterpart.
+        note="; ".join(judgement.notes) if planned.reshard else trial.run.note,
     )
 
 

@@ -14,8 +14,16 @@ from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.verdict import Verdict
 
-from .options import ChaosOptions, as_arguments, crippled, experiment, override
-from .preflight import COMPONENTS, EXTRAS, PlannedTrial, control
+from .options import (
+    ChaosOptions,
+    as_arguments,
+    crippled,
+    experiment,
+    handover,
+    override,
+    reshard_targets,
+)
+from .preflight import COMPONENTS, EXTRAS, PlannedTrial, control, resharded
 from .progress import ProgressLine
 from .report import failure_report, problem_with
 from .rows import as_properties, row_of
@@ -86,6 +94,11 @@ class TrialRunner:
             if planned.omit:
                 workload = crippled(subject.workload, planned.omit, stop_after=CONTROL_STEPS)
                 trial = session.control(subject, workload, steps=CONTROL_STEPS, progress=report)
+            elif planned.reshard:
+                (world,) = reshard_targets(replace(options, reshard=planned.reshard))
+                trial = session.reshard(
+                    subject, planned.schedule, handover(options, world), progress=report
+                )
             else:
                 trial = session.trial(subject, planned.schedule, progress=report)
         problem = problem_with(planned, trial, expect)
@@ -127,6 +140,7 @@ class ChaosTrial:
         *,
         expect: str | None = Verdict.RECOVERED,
         omit: str = "",
+        reshard: str = "",
         **options: object,
     ) -> Trial:
         """Run the job under ``schedule`` and return the trial.
@@ -136,6 +150,7 @@ class ChaosTrial:
             expect: the verdict that makes the test pass; None accepts any, but NOT_EXERCISED
                 always fails.
             omit: leave this state component out of a restore instead; expects DIVERGED in it.
+            reshard: restart on this topology, and compare with the hand-off oracle there.
             options: any ``--chaos-`` option of one run by name, with ``params`` for the job's own.
                 They override the test's ``chaos`` marker, which overrides the command line.
 
@@ -148,12 +163,19 @@ class ChaosTrial:
         for mark in reversed(list(self._node.iter_markers("chaos"))):
             marked |= mark.kwargs
         beside = self._node.path.parent
-        chosen = override(self._runner.options, marked | options, beside=beside)
+        given = replace(self._runner.options, reshard="")  # the pre-flight's, not this test's
+        chosen = override(given, marked | options | {"reshard": reshard}, beside=beside)
+        worlds = reshard_targets(chosen)
+        if len(worlds) > 1:
+            raise UsageError(f"reshard={reshard!r} names several topologies; call once for each")
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule)
         if not schedule.seed:
             schedule = replace(schedule, seed=chosen.seed)
         planned = control(omit) if omit else PlannedTrial(name=schedule.label, schedule=schedule)
+        if worlds and not omit:
+            name = f"{schedule.label}@{worlds[0].topology}"
+            planned = resharded(worlds[0].topology, schedule, name=name)
         return self._runner.run(
             planned,
             self._node,
@@ -173,7 +195,7 @@ def _expected(name: str | None) -> Verdict | None:
 
 def replay_line(planned: PlannedTrial, options: ChaosOptions) -> str:
     """The command that runs one planned trial again."""
-    command = f"pytest {as_arguments(options)}"
+    command = f"pytest {as_arguments(replace(options, reshard=planned.reshard))}"
     if planned.omit:
         return f"{command} -k {shlex.quote(planned.name)}"
     return f"{command} --chaos-fault {shlex.quote(str(planned.schedule))}"

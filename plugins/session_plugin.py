@@ -22,7 +22,7 @@ from seatrial.recovery.storage import is_url
 
 from .items import Preflight, TrialItem
 from .jobs.registry import BUNDLED
-from .options import ChaosOptions, experiment, read_options
+from .options import ChaosOptions, experiment, read_options, reshard_targets
 from .preflight import bundled_trials, given_trials
 from .progress import ProgressLine
 from .rows import Row, rows_in
@@ -61,11 +61,12 @@ class ChaosPlugin:
 
     @staticmethod
     def _plan(options: ChaosOptions) -> list[Any]:
-        shape = experiment(options).shape
+        shape, seed = experiment(options).shape, options.seed
+        reshard = [world.topology for world in reshard_targets(options)]
         if options.fault:
-            return list(given_trials(options.fault, shape, seed=options.seed))
+            return list(given_trials(options.fault, shape, seed=seed, reshard=reshard))
         extras = options.job not in BUNDLED
-        return list(bundled_trials(shape, seed=options.seed, extras=extras))
+        return list(bundled_trials(shape, seed=seed, extras=extras, reshard=reshard))
 
     def _open(self) -> Session:
         if self._session is None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def seed_everything(
     CUDA is seeded lazily: a process that never uses it does not touch the driver.
     """
     for name in BUILT_IN_STREAMS:
-        _seed_stream(name, derive_seed(seed, name, rank))
+        seed_stream(name, derive_seed(seed, name, rank))
     for name, generator in (generators or {}).items():
         generator.manual_seed(derive_seed(seed, name, rank))
 
@@ -74,15 +74,38 @@ def capture_rng(
     return streams
 
 
+def owned_streams(
+    ranks: Mapping[int, Mapping[str, object]], rank: int, owners: Mapping[str, str]
+) -> dict[str, object]:
+    """Of the ``rng/<stream>`` objects of all ranks that saved, those that ``rank`` continues.
+
+    A stream with an owner is the one saved under that owner, by the lowest rank that has it. Any
+    other is the one that the same rank saved, as are all in a checkpoint without owners.
+    """
+    found: dict[str, object] = {}
+    for saver in sorted(ranks, key=lambda each: (each != rank, each)):
+        for full_name, state in ranks[saver].items():
+            name = full_name.removeprefix("rng/")
+            if name == full_name:
+                continue
+            saved_owner = state.get("owner") if isinstance(state, Mapping) else None
+            wanted = owners.get(name)
+            same_rank = saver == rank and None in (saved_owner, wanted)
+            if same_rank or (wanted is not None and saved_owner == wanted):
+                found.setdefault(name, state)
+    return found
+
+
 def restore_rng(
     saved: Mapping[str, object],
     *,
     generators: Mapping[str, torch.Generator] | None = None,
-    fallback_seed: int,
+    fallback_seed: int | Callable[[str], int],
 ) -> list[str]:
     """Continue every stream of ``saved``; returns the names of streams that had no saved state.
 
-    Those are seeded with ``derive_seed(fallback_seed, stream, 0)``, so that the outcome is defined.
+    Those are seeded with ``derive_seed(fallback_seed, stream, 0)``, so that the outcome is defined;
+    a function gives each stream a ``fallback_seed`` of its own.
 
     Raises:
         StateError: a saved stream does not exist here, or a state is malformed.
@@ -106,15 +129,16 @@ def restore_rng(
             _restore_stream(name, saved[name], named)
             continue
         derived.append(name)
-        stream_seed = derive_seed(fallback_seed, name, 0)
+        base = fallback_seed(name) if callable(fallback_seed) else fallback_seed
+        stream_seed = derive_seed(base, name, 0)
         if name in named:
             named[name].manual_seed(stream_seed)
         else:
-            _seed_stream(name, stream_seed)
+            seed_stream(name, stream_seed)
     return derived
 
 
-def _seed_stream(name: str, stream_seed: int) -> None:
+def seed_stream(name: str, stream_seed: int) -> None:
     if name == "python":
         random.seed(stream_seed)
     elif name == "torch":

@@ -55,7 +55,7 @@ def describe(
         "code": _source_digest(job),
         "data": None,
         "tokenizer": None,
-        "optimizer": [type(one.optimizer).__name__ for one in state.optimizers],
+        "optimizer": [one.rule for one in state.optimizers],
         "schedule": {"steps": facts.get("steps"), "params": facts.get("params")},
         "precision": sorted(
             {str(t.dtype).removeprefix("torch.") for t in state.model.state_dict().values()}

@@ -5,9 +5,11 @@ scheduler, grad scaler, sampler, progress and whatever else was given equal what
 and the RNG comes last, so nothing in a restore draws from it. Names are the same on every topology.
 A piece that the checkpoint lacks, or that this state lacks, is an error, never skipped.
 
-Does not: cover several models, pipeline stages (parameter groups must be equal on every rank), or
-RNG streams that nobody named. A state saved by fewer ranks than restore it gives the new ranks RNG
-derived from (seed, step, rank), and says so in `TrainingState.notes`.
+A rank may hold a part of the model (a pipeline stage, experts, shards), under the global names.
+
+Does not: cover several models, or RNG streams that nobody named. A stream that the checkpoint does
+not hold (more ranks restore than saved) is derived from the seed, the step and whose it is, and
+`TrainingState.notes` says so.
 
 Jobs build it; checkpoint stores and fingerprints read it. One thread at a time.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, cast
 
@@ -27,7 +29,7 @@ from .errors import StateError
 from .modules import extra_states, module_tensors
 from .omission import Omission
 from .optimizers import OptimizerState
-from .rng import BUILT_IN_STREAMS, capture_rng, derive_seed, restore_rng
+from .rng import BUILT_IN_STREAMS, capture_rng, derive_seed, owned_streams, restore_rng
 
 BUILT_IN_COMPONENTS = (
     "model",
@@ -72,9 +74,15 @@ class TrainingState:
         extra: more components by name. A module is saved tensor by tensor, anything else through
             ``state_dict()``, which must be plain data and equal on every rank.
         seed: decides RNG that no checkpoint holds (see `notes`).
+        parameter_groups: where this rank has some of the model's parameters (a pipeline stage),
+            the logical names in every group of the one optimizer, over all ranks and in one order.
+        stream_owners: whose an RNG stream is, by stream, as text that holds on other topologies
+            (``data 1, stage 0``). Ranks with equal text share a stream, and a restore continues the
+            stream of equal text. Streams that are not named belong to the rank's number.
 
     Raises:
-        StateError: a component or stream name that is taken or contains ``/``.
+        StateError: parameter groups for several optimizers, or a component or stream name that is
+            taken or contains ``/``.
     """
 
     def __init__(
@@ -88,6 +96,8 @@ class TrainingState:
         generators: Mapping[str, torch.Generator] | None = None,
         extra: Mapping[str, Stateful | torch.nn.Module] | None = None,
         seed: int = 0,
+        parameter_groups: Sequence[Sequence[str]] | None = None,
+        stream_owners: Mapping[str, str] | None = None,
     ) -> None:
         self.model = model
         self.scaler = scaler
@@ -99,11 +109,18 @@ class TrainingState:
         _require_free("extra component", extra or {}, BUILT_IN_COMPONENTS)
 
         named = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+        if parameter_groups is not None and len(named) != 1:
+            raise StateError("parameter groups over all ranks can be declared for one optimizer")
         self.optimizers = tuple(
-            OptimizerState(one, prefix=f"optimizer/{name}/" if name else "optimizer/")
+            OptimizerState(
+                one,
+                prefix=f"optimizer/{name}/" if name else "optimizer/",
+                members=parameter_groups,
+            )
             for name, one in named.items()
             if one is not None
         )
+        self.stream_owners = dict(stream_owners or {})
         self._modules = {"model": model}
         # In this order they are put back; parameter groups follow, see load_objects.
         self._stateful: dict[str, Stateful] = {}
@@ -123,6 +140,14 @@ class TrainingState:
         present = {name.partition("/")[0] for name in self._stateful}
         present |= {"model", "rng", "progress", *(["optimizer"] if self.optimizers else [])}
         return (*(name for name in BUILT_IN_COMPONENTS if name in present), *self._extra)
+
+    def is_extra_module(self, component: str) -> bool:
+        """Whether a component is a module besides the model."""
+        return component != "model" and component in self._modules
+
+    def stateful(self) -> dict[str, Stateful]:
+        """The components that save themselves by ``state_dict()``, by name."""
+        return dict(self._stateful)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Live tensors: ``model/<fqn>``, ``optimizer/<fqn>/<key>``, ``<extra>/<fqn>``."""
@@ -151,6 +176,9 @@ class TrainingState:
     def rank_objects(self) -> dict[str, object]:
         """The RNG streams of this rank, ``rng/<stream>``."""
         streams = capture_rng(generators=self.generators)
+        for name, owner in self.stream_owners.items():
+            if name in streams:
+                streams[name]["owner"] = owner
         return {f"rng/{name}": state for name, state in streams.items()}
 
     def prepare(self, stored: Mapping[str, TensorFacts]) -> None:
@@ -236,15 +264,19 @@ class TrainingState:
             self._load_rng(ranks, rank, step=cast(dict[str, int], shared["progress"])["step"])
 
     def _load_rng(self, ranks: Mapping[int, Mapping[str, object]], rank: int, *, step: int) -> None:
-        own = ranks.get(rank, {})
-        saved = {n.removeprefix("rng/"): v for n, v in own.items() if n.startswith("rng/")}
-        fallback = derive_seed(self.seed, f"resume/{step}", rank)
+        def fallback(stream: str) -> int:
+            owner = self.stream_owners.get(stream)
+            where = f"resume/{step}" + (f"/{owner}" if owner else "")
+            return derive_seed(self.seed, where, 0 if owner else rank)
+
+        saved = owned_streams(ranks, rank, self.stream_owners)
         derived = restore_rng(saved, generators=self.generators, fallback_seed=fallback)
-        if derived:
-            streams = ", ".join(derived)
+        for owner in sorted({self.stream_owners.get(name, "the rank") for name in derived}):
+            streams = [n for n in derived if self.stream_owners.get(n, "the rank") == owner]
             self.notes.append(
-                f"rank {rank}: the checkpoint of step {step} holds no RNG state for {streams} "
-                f"({len(ranks)} ranks saved); derived from seed {self.seed}, the step and the rank"
+                f"rank {rank}: the checkpoint of step {step} holds no RNG state for "
+                f"{', '.join(streams)} ({len(ranks)} ranks saved); derived from seed {self.seed}, "
+                f"the step and {owner}"
             )
 
 

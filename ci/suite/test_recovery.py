@@ -1,8 +1,8 @@
 """The recovery regression suite: the bundled job on other topologies than the pre-flight's.
 
-Verifies that the bundled GPT comes back bitwise on FSDP2 and on more ranks, under both launchers,
-and that whole nodes may be lost. Does not verify your job: copy this file, name your job in the
-marker, and keep it in your CI.
+Verifies that the bundled GPT comes back bitwise on every kind of parallelism, under both launchers,
+and on another topology than it was killed on, and that whole nodes may be lost. Does not verify
+your job: copy this file, name your job in the marker, and keep it in your CI.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.plugins.runner import ChaosTrial
+from seatrial.recovery import Topology
 
 
 @pytest.mark.chaos(ranks=2, topology="fsdp2")
@@ -24,6 +25,33 @@ from seatrial.plugins.runner import ChaosTrial
 )
 def test_fsdp2_recovers(chaos_trial: ChaosTrial, schedule: str) -> None:
     chaos_trial(schedule)
+
+
+@pytest.mark.chaos(steps=6, checkpoint_interval=2)
+@pytest.mark.parametrize(
+    "topology",
+    [
+        *("hsdp2x2", "tp2", "fsdp2-tp2", "dp2-tp2", "pp2", "pp2-dp2", "pp2-tp2", "zero1-dp2"),
+        *("dp2-tp2-pp2", "ep2", "cp2"),
+    ],
+)
+def test_every_topology_recovers(chaos_trial: ChaosTrial, topology: str) -> None:
+    ranks = Topology.parse(topology).world_size
+    experts = 4 if topology.startswith("ep") else 0
+    trial = chaos_trial(
+        "kill rank=1 at=step:6/backward",
+        topology=topology,
+        ranks=ranks,
+        params={"experts": experts},
+    )
+    assert trial.steps_lost == 1
+
+
+@pytest.mark.chaos(steps=6, checkpoint_interval=2)
+@pytest.mark.parametrize("target", ["dp4", "dp2-tp2", "tp2-pp2", "zero1-dp2", "dp1"])
+def test_a_killed_run_goes_on_on_another_topology(chaos_trial: ChaosTrial, target: str) -> None:
+    trial = chaos_trial("kill rank=1 at=step:6/backward", reshard=target)
+    assert trial.run.attempts[1].ranks == Topology.parse(target).world_size
 
 
 @pytest.mark.chaos(ranks=4, nodes=2)

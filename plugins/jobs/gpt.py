@@ -6,10 +6,11 @@ and NumPy, and an epoch of 150 samples in batches of 16, so the last batch of an
 
 Guarantees: the loss is the mean over the tokens of the global batch, whatever the number of ranks
 (shares may be uneven or empty); a run resumed from its `TrainingState` on the same topology equals
-the uninterrupted one bitwise, on any number of DDP or FSDP2 ranks.
+the uninterrupted one bitwise.
 
-Topologies: ``dpN`` (DDP) and ``fsdpN`` (FSDP2, one group per block). On CUDA, ``build`` switches
-deterministic algorithms on for the whole process.
+Topologies: `seatrial.plugins.jobs.gpt_config.check_topology` says which; how the one model runs on
+each is `seatrial.plugins.jobs.parallel`. On CUDA, ``build`` switches deterministic algorithms on
+for the whole process.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.profiler
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.recovery.fingerprint import fingerprint
-from seatrial.recovery.rng import seed_everything
 from seatrial.recovery.sampler import ShuffleSampler, rank_share
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.topology import Topology
 
-from .gpt_config import GPTConfig, strategy_of
+from .gpt_config import GPTConfig, check_topology
 from .model import GPT, VOCABULARY
 from .options import parse_options
+from .parallel.distributed import adamw, distribute
+from .parallel.pipeline import IGNORED, Pipeline
+from .parallel.place import Place
 from .protocol import StepReport
 from .text import ByteWindows, load_text
 
@@ -64,12 +66,14 @@ class GPTJob:
         """Build model, optimizer, schedule, scaler and sampler for this rank.
 
         Raises:
-            TopologyError: the topology has a dimension besides ``dp`` or ``fsdp``, or both.
+            TopologyError: the model cannot be put on the topology.
             TextError: the text cannot be read or is too short.
         """
         config, device = self.config, context.device
-        Topology.parse(context.topology).require(context.world_size)
-        strategy = strategy_of(context.topology)
+        topology = Topology.parse(context.topology)
+        topology.require(context.world_size)
+        check_topology(config, topology)
+        self._place = Place(topology, context.rank)
         if device.type == "cuda":
             _make_cuda_deterministic(device)
         self._text = load_text(config.text)
@@ -77,17 +81,22 @@ class GPTJob:
         # The same initial weights on every rank and every topology.
         torch.default_generator.manual_seed(context.seed)
         model = _gpt(config).to(device)
-        self._model = _distribute(model, strategy, context)
-        self._optimizer = _adamw(self._model, config)
+        self._on = distribute(model, self._place, device_type=device.type, context=config.context)
+        self._model = self._on.model
+        self._optimizer = adamw(
+            self._place, self._model.parameters(), lr=config.lr, weight_decay=config.weight_decay
+        )
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, _schedule(config))
-        self._scaler = _grad_scaler(config, device.type)
+        self._scaler = _grad_scaler(config, device.type, self._on.scaler)
         self._sampler = ShuffleSampler(
             num_samples=config.samples, seed=context.seed, batch_size=config.batch
         )
+        stages = self._on.stages
+        self._pipeline = None if stages is None else self._make_pipeline(context, stages)
         if isinstance(self._model, DistributedDataParallel):
             self._settle_buckets(context)
         # Only now, so that nothing above, and no throw-away step, leaves a trace in the streams.
-        seed_everything(context.seed, context.rank)
+        self._place.seed(context.seed)
         return TrainingState(
             model=self._model,
             optimizer=self._optimizer,
@@ -95,6 +104,8 @@ class GPTJob:
             scaler=self._scaler if config.amp else None,
             sampler=self._sampler,
             seed=context.seed,
+            parameter_groups=self._on.parameter_groups,
+            stream_owners=self._place.streams,
         )
 
     def step(self, context: RankContext) -> StepReport:
@@ -102,22 +113,29 @@ class GPTJob:
         config = self.config
         with context.phase("data"):
             epoch, batch = self._sampler.next_batch()
-            mine = rank_share(batch, rank=context.rank, world_size=context.world_size)
+            place = self._place
+            mine = rank_share(batch, rank=place.data_index, world_size=place.data_size)
             micro_batches = [self._load(part, context) for part in self._split(mine)]
-        tokens = len(batch) * config.context
+        self._tokens = tokens = len(batch) * config.context
         loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+        if self._pipeline is not None:
+            loss_sum += self._run_pipeline(self._pipeline, micro_batches)
+            micro_batches = []
         for number, (windows, weight) in enumerate(micro_batches, start=1):
             with self._gradient_sync(number == config.accumulation):
                 with context.phase("forward"):
                     share = self._loss_sum(windows, context) * weight / tokens
                 with context.phase("backward"):
                     # DDP and FSDP average over ranks; the loss wants their sum.
-                    torch.autograd.backward(self._scaler.scale(share * context.world_size))
+                    torch.autograd.backward(self._scaler.scale(share * place.averaged_over))
             loss_sum += share.detach()
         with context.phase("optimizer"):
             self._update()
+            if not place.reports_loss:
+                loss_sum.zero_()
             dist.all_reduce(loss_sum)
-        return StepReport(loss=float(loss_sum), epoch=epoch, samples=mine.tolist(), tokens=tokens)
+        samples = mine.tolist() if place.reports_samples else []
+        return StepReport(loss=float(loss_sum), epoch=epoch, samples=samples, tokens=tokens)
 
     def describe(self) -> dict[str, object]:
         """What only this job knows of its run, for the run manifest; call it after `build`."""
@@ -150,13 +168,43 @@ class GPTJob:
 
     def _loss_sum(self, windows: torch.Tensor, context: RankContext) -> torch.Tensor:
         with torch.autocast(context.device.type, dtype=torch.float16, enabled=self.config.amp):
-            logits = self._model(windows[:, :-1])
-        targets = windows[:, 1:].reshape(-1)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum")
+            logits = self._model(windows[:, :-1][:, self._on.positions])
+        return _cross_entropy(logits, windows[:, 1:][:, self._on.positions])
+
+    def _make_pipeline(self, context: RankContext, stages: dist.ProcessGroup) -> Pipeline:
+        config, place = self.config, self._place
+        # Before the first loss, which only the last stage has, every stage asks for the scale.
+        self._scaler.scale(torch.zeros((), device=context.device))
+        share = -(-config.batch // place.data_size)
+        return Pipeline(
+            self._on.core,
+            context,
+            stages,
+            micro_batches=config.accumulation,
+            rows=-(-share // config.accumulation),
+            length=config.context,
+            width=config.width,
+            amp=config.amp,
+            loss=lambda logits, targets: _cross_entropy(logits, targets) / self._tokens,
+            scale=lambda loss: self._scaler.scale(loss * place.averaged_over),
+        )
+
+    def _run_pipeline(
+        self, pipeline: Pipeline, micro_batches: list[tuple[torch.Tensor, float]]
+    ) -> torch.Tensor:
+        inputs = [windows[:, :-1] for windows, _ in micro_batches]
+        targets = [
+            windows[:, 1:] if weight else torch.full_like(windows[:, 1:], IGNORED)
+            for windows, weight in micro_batches
+        ]
+        loss_sum = pipeline.run(inputs, targets)
+        if self._on.tied_weights is not None:
+            self._on.tied_weights.add_up()
+        return loss_sum
 
     def _update(self) -> None:
         self._scaler.unscale_(self._optimizer)
-        nn.utils.clip_grad_norm_(self._model.parameters(), self.config.clip)
+        self._on.clip(self.config.clip)
         before = self._scaler.get_scale()
         self._scaler.step(self._optimizer)
         self._scaler.update()
@@ -208,7 +256,9 @@ def warm_up() -> None:
     load_text()
     config = GPTConfig()
     model = _gpt(config)
-    optimizer, scaler = _adamw(model, config), _grad_scaler(config, "cpu")
+    place = Place(Topology.parse("dp1"), 0)
+    optimizer = adamw(place, model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    scaler = _grad_scaler(config, "cpu", torch.amp.GradScaler)
     tokens = torch.zeros((config.batch // 4, config.context), dtype=torch.int64)
     with torch.autocast("cpu", dtype=torch.float16):
         logits = model(tokens)
@@ -230,37 +280,26 @@ def _gpt(config: GPTConfig) -> GPT:
         context=config.context,
         dropout=config.dropout,
         tied=config.tied,
+        experts=config.experts,
     )
 
 
-def _grad_scaler(config: GPTConfig, device: str) -> torch.amp.GradScaler:
-    return torch.amp.GradScaler(
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Summed over tokens; targets of `IGNORED` count nothing."""
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def _grad_scaler(
+    config: GPTConfig, device: str, kind: type[torch.amp.GradScaler]
+) -> torch.amp.GradScaler:
+    return kind(
         device,
         init_scale=config.init_scale,
         growth_interval=config.growth_interval,
         enabled=config.amp,
     )
-
-
-def _distribute(model: GPT, strategy: str, context: RankContext) -> nn.Module:
-    if strategy == "dp":
-        return DistributedDataParallel(model)
-    mesh = init_device_mesh(context.device.type, (context.world_size,), mesh_dim_names=("fsdp",))
-    for block in model.layers.values():
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def _adamw(model: nn.Module, config: GPTConfig) -> torch.optim.AdamW:
-    """Weights decay; norms and biases, which have one dimension, do not."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.lr)
 
 
 def _schedule(config: GPTConfig) -> Callable[[int], float]:

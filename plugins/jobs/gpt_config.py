@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from seatrial.chaos.errors import UsageError
@@ -17,7 +17,8 @@ class GPTConfig:
     """Sizes and hyperparameters; ``text`` is a path, empty for CPython's own documentation.
 
     ``batch`` and ``samples`` count windows over all ranks, ``warmup`` and ``decay_steps`` optimizer
-    steps. ``augment`` is the probability that a window gets one random byte.
+    steps. ``augment`` is the probability that a window gets one random byte. ``experts`` replaces
+    every second MLP with a mixture of that many.
     """
 
     width: int = 32
@@ -26,6 +27,7 @@ class GPTConfig:
     context: int = 16
     dropout: float = 0.1
     tied: bool = True
+    experts: int = 0
     text: str = ""
     samples: int = 150
     batch: int = 16
@@ -41,23 +43,55 @@ class GPTConfig:
     growth_interval: int = 4
 
 
-def strategy_of(topology: str) -> str:
-    """``dp`` or ``fsdp``: how the model is distributed over the ranks.
+def check_topology(config: GPTConfig, topology: Topology) -> None:
+    """Whether the model can be put on a topology.
 
     Raises:
-        TopologyError: the topology has another dimension, or both.
+        TopologyError: dimensions that do not go together here, or sizes that do not divide.
     """
-    sizes = Topology.parse(topology).sizes
-    used = [name for name, size in sizes if size > 1] or [sizes[0][0]]
-    if len(used) != 1 or used[0] not in ("dp", "fsdp"):
-        raise TopologyError(f"the job gpt runs on dpN (DDP) or fsdpN (FSDP2), not on {topology}")
-    return used[0]
+    for is_wrong, why in _limits(config, topology):
+        if is_wrong:
+            raise TopologyError(f"the job gpt cannot run on {topology}: {why}")
+
+
+def _limits(config: GPTConfig, topology: Topology) -> Iterator[tuple[bool, str]]:
+    size = topology.size
+    tp, pp, cp, ep = size("tp"), size("pp"), size("cp"), size("ep")
+    yield (
+        cp > 1 and (max(tp, pp, ep) > 1 or min(size("dp"), size("fsdp")) > 1),
+        "context parallelism (cp) goes with dp or with fsdp, and with nothing else",
+    )
+    yield (
+        ep > 1 and (max(tp, pp, cp) > 1 or "fsdp" in dict(topology.sizes)),
+        "expert parallelism (ep) goes with dp, and with nothing else",
+    )
+    yield (
+        ep > 1 and (not config.experts or config.layers < 2),
+        f"the model has no experts to spread; set experts={2 * ep} and at least two layers",
+    )
+    yield (
+        config.experts % ep > 0,
+        f"experts={config.experts} do not divide over {ep} ranks",
+    )
+    yield (
+        config.heads % tp > 0,
+        f"heads={config.heads} do not divide over {tp} tensor-parallel ranks",
+    )
+    yield config.layers < pp, f"layers={config.layers} are fewer than its {pp} stages"
+    yield (
+        config.accumulation < pp,
+        f"a pipeline of {pp} stages needs as many micro-batches; set accumulation={pp}",
+    )
+    yield (
+        config.context % cp > 0,
+        f"context={config.context} does not divide over {cp} context-parallel ranks",
+    )
 
 
 def check(options: Mapping[str, object], topology: str) -> None:
     """Raise `UsageError` for options or a topology that the job does not take."""
-    parse_options(GPTConfig, options, job="gpt")
+    config = parse_options(GPTConfig, options, job="gpt")
     try:
-        strategy_of(topology)
+        check_topology(config, Topology.parse(topology))
     except TopologyError as error:
         raise UsageError(str(error)) from None

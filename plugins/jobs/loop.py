@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,8 @@ from seatrial.recovery.run_manifest import changes_between, describe, explain
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.store import CheckpointStore, Restored
 
+from .handoff import hand_off, take_over
+from .hazards import hazards_of
 from .protocol import Job, StepReport
 from .registry import load_job
 
@@ -31,7 +34,9 @@ class LoopSettings:
     """What a run of the loop is to do; the arguments of `run` as a value.
 
     ``omit`` names a component that a restore leaves out, for sensitivity controls; such a run
-    ends after ``stop_after`` further steps.
+    ends after ``stop_after`` further steps. ``hand_off`` is the directory where the last step's
+    state is handed to another topology, ``take_over`` the one to take it from instead of a
+    checkpoint.
     """
 
     job: str
@@ -41,6 +46,8 @@ class LoopSettings:
     keep_last: int = 2
     omit: str = ""
     stop_after: int | None = None
+    hand_off: str = ""
+    take_over: str = ""
 
     def saves_at(self, step: int) -> bool:
         return step == self.steps or step % self.interval == 0
@@ -62,7 +69,11 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         timeout_s=context.timeout_s,
     )
     fingerprinter = Fingerprinter(rank=context.rank)
-    restored = store.restore(state.omitting([settings.omit]) if settings.omit else state)
+    restored = None
+    if settings.take_over:
+        take_over(state, Path(settings.take_over), rank=context.rank)
+    else:
+        restored = store.restore(state.omitting([settings.omit]) if settings.omit else state)
     changes = changes_between(restored.manifest.run, described) if restored else ()
     _record_beginning(context, job, state, fingerprinter, restored, changes)
     last = settings.steps
@@ -80,6 +91,8 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         if leaving and number < last:
             print(f"rank {context.rank}: saved step {number} and leaving, as told by SIGTERM")
             sys.exit(PREEMPTED)
+    if settings.hand_off:
+        hand_off(state, Path(settings.hand_off), rank=context.rank)
 
 
 def _facts(context: RankContext, settings: LoopSettings) -> dict[str, object]:
@@ -141,6 +154,7 @@ def _record_beginning(
         damaged=damaged,
         notes=[*state.notes, *differs],
         samples_per_epoch=getattr(job, "samples_per_epoch", None),
+        hazards=hazards_of(state.model),
         fingerprint=fingerprinter(state).to_json(),
     )
 

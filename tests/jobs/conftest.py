@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 
 RunRanks = Callable[..., list[Any]]
+Once = Callable[[str, Callable[[Path], Any]], tuple[Path, Any]]
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +49,25 @@ def run_ranks(rank_host: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
         return [json.loads(path.read_text()) for path in files]
 
     return run
+
+
+@pytest.fixture
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """``once("name", make)``: a directory and what ``make(directory)`` returned, as JSON.
+
+    Made by the first test that asks, for all tests and all workers of the session.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if base.name.startswith("popen-") else base
+
+    def obtain(name: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
+        directory = shared / name
+        with directory.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            result = directory / "result.json"
+            if not result.exists():
+                directory.mkdir(exist_ok=True)
+                result.write_text(json.dumps(make(directory)))
+        return directory, json.loads(result.read_text())
+
+    return obtain

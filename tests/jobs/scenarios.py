@@ -35,11 +35,13 @@ from torch.distributed.tensor import (  # noqa: E402
 from seatrial.chaos.launch.context import RankContext  # noqa: E402
 from seatrial.chaos.trace import TraceWriter  # noqa: E402
 from seatrial.plugins.jobs.gpt import GPTJob  # noqa: E402
+from seatrial.plugins.jobs.handoff import hand_off, take_over  # noqa: E402
 from seatrial.recovery.checkpointable import TensorFacts  # noqa: E402
 from seatrial.recovery.fingerprint import Fingerprinter  # noqa: E402
 from seatrial.recovery.plain import dumps, loads  # noqa: E402
 from seatrial.recovery.probe import listen  # noqa: E402
 from seatrial.recovery.state import TrainingState  # noqa: E402
+from seatrial.recovery.store import CheckpointStore  # noqa: E402
 from seatrial.recovery.topology import Topology  # noqa: E402
 
 Options = dict[str, str]
@@ -107,17 +109,81 @@ def train(context: RankContext, options: Options) -> object:
     return advance(job, job.build(context), context, steps)
 
 
+def moments(context: RankContext, options: Options) -> object:
+    """Losses of three steps, and by parameter the norm of AdamW's running gradient after them.
+
+    Unlike the updates it scales with the gradient.
+    """
+    job = GPTJob(**options)
+    state = job.build(context)
+    losses = [float(record["loss"]) for record in _as_floats(advance(job, state, context, 3)[1:])]
+    norms = {}
+    for name, tensor in state.tensors().items():
+        if name.endswith("/exp_avg"):
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            norms[name] = float(full.double().norm())
+    return {"losses": losses, "moments": norms}
+
+
+def _as_floats(records: list[Any]) -> list[Any]:
+    return [{**record, "loss": float.fromhex(record["loss"])} for record in records]
+
+
+def overflow(context: RankContext, options: Options) -> object:
+    """One step whose gradient overflows on the last rank alone; the state before and after."""
+    job = GPTJob(**options)
+    state = job.build(context)
+    fingerprinter = Fingerprinter(rank=context.rank)
+    before = fingerprinter(state).to_json()
+    weight = next(p for n, p in job._on.core.named_parameters() if "query_key_value.weight" in n)
+    if context.rank == context.world_size - 1:
+        weight.register_post_accumulate_grad_hook(_spoil)
+    job.step(context)
+    return {"before": before, "after": fingerprinter(state).to_json(), "scale": state.loss_scale()}
+
+
+def _spoil(parameter: torch.Tensor) -> None:
+    grad = parameter.grad
+    local = grad.to_local() if isinstance(grad, DTensor) else grad
+    assert local is not None
+    local.view(-1)[0] = math.inf
+
+
+def meshes(context: RankContext, _options: Options) -> object:
+    """The members of this rank's group along every dimension of the mesh."""
+    mesh = Topology.parse(context.topology).mesh("cpu")
+    names = mesh.mesh_dim_names or ()
+    return {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in names}
+
+
+def prove(context: RankContext, options: Options) -> object:
+    """Everything that one launch can show of a topology, because the first steps are the slow ones.
+
+    ``plain`` and ``clipped`` are `moments` of runs in which nothing is random.
+    """
+    still = {**options, "dropout": "0", "augment": "0", "amp": "false"}
+    return {
+        "meshes": meshes(context, {}),
+        "plain": moments(context, {**still, "clip": "1e9"}),
+        "clipped": moments(context, {**still, "clip": "0.05"}),
+        "overflow": overflow(context, dict(options)),
+        "phases": phases(context, dict(options)),
+        "resume": resume(context, {**options, "before": "2", "after": "3"}),
+    }
+
+
 def resume(context: RankContext, options: Options) -> object:
-    """The second half of a run, and the same half again in a job that was built anew."""
+    """The second part of a run, and the same part again in a job that was built anew."""
+    before, after = int(options.pop("before", "4")), int(options.pop("after", "5"))
     first = GPTJob(**options)
     state = first.build(context)
-    advance(first, state, context, 4)
+    advance(first, state, context, before)
     captured = capture(state)
-    uninterrupted = advance(first, state, context, 5)
+    uninterrupted = advance(first, state, context, after)
     second = GPTJob(**options)
     state = second.build(context)
     put_back(state, captured)
-    return {"uninterrupted": uninterrupted, "resumed": advance(second, state, context, 5)}
+    return {"uninterrupted": uninterrupted, "resumed": advance(second, state, context, after)}
 
 
 def reshard(context: RankContext, options: Options) -> object:
@@ -130,6 +196,40 @@ def reshard(context: RankContext, options: Options) -> object:
     state = GPTJob(**options).build(sharded)
     put_back(state, captured)
     return {"before": before, "after": Fingerprinter(rank=context.rank)(state).to_json()}
+
+
+def save(context: RankContext, options: Options) -> object:
+    """A run that stops after ``steps`` steps; its state is saved and handed off."""
+    steps, directory = int(options.pop("steps")), Path(options.pop("directory"))
+    job = GPTJob(**options)
+    state = job.build(context)
+    records = advance(job, state, context, steps)
+    CheckpointStore(directory / "store", topology=context.topology).save(state, step=steps)
+    hand_off(state, directory / "handoff", rank=context.rank)
+    return records
+
+
+def take_over_all(context: RankContext, options: Options) -> object:
+    """For each run that `save` saved: restored, and handed over, and ``steps`` steps from each.
+
+    ``sources`` are the runs' directories, with the options that their job had.
+    """
+    steps, sources = int(options["steps"]), json.loads(options["sources"])
+    found = {}
+    for directory, job_options in sources.items():
+        run = {}
+        for way in ("restored", "handed"):
+            job = GPTJob(**job_options)
+            state = job.build(context)
+            if way == "restored":
+                store = CheckpointStore(Path(directory) / "store", topology=context.topology)
+                assert store.restore(state) is not None
+            else:
+                take_over(state, Path(directory) / "handoff", rank=context.rank)
+            run[way] = advance(job, state, context, steps)
+            run["notes"] = run.get("notes", state.notes)
+        found[directory] = run
+    return found
 
 
 def layouts(context: RankContext, _options: Options) -> object:
@@ -170,8 +270,9 @@ def phases(context: RankContext, options: Options) -> object:
     job = GPTJob(**options)
     job.build(context)
     seen: list[str] = []
-    listen(lambda event, edge, _facts: seen.append(event) if edge == "before" else None)
+    stop = listen(lambda event, edge, _facts: seen.append(event) if edge == "before" else None)
     job.step(context)
+    stop()
     return seen
 
 

@@ -112,12 +112,6 @@ def test_phases_are_announced_once_per_micro_batch(run_ranks: Any) -> None:
     assert run_ranks("phases", "dp1") == [seen]
 
 
-@pytest.mark.parametrize("topology", ["tp2", "dp2-fsdp2"])
-def test_other_topologies_are_refused_in_a_sentence(run_ranks: Any, topology: str) -> None:
-    with pytest.raises(AssertionError, match=r"dpN \(DDP\) or fsdpN \(FSDP2\), not on"):
-        run_ranks("train", topology, steps=0)
-
-
 def test_options_may_be_strings() -> None:
     config = GPTJob(width="64", lr="0.5", tied="false", text="a=b").config
     assert config == GPTConfig(width=64, lr=0.5, tied=False, text="a=b")

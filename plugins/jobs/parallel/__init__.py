@@ -1,0 +1,1 @@
+"""One model on every topology: each module here is one kind of parallelism, in a few lines."""
