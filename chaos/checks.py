@@ -56,7 +56,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 reason=f"attempt {attempt.number} failed though no fault struck in it: "
                 f"{attempt.cause}{_said(attempt)}",
             )
-        for rank in range(attempt.ranks or case.run.ranks) if struck else ():
+        for rank in range(case.run.ranks_of(attempt.number)) if struck else ():
             error = case.run.error_of(attempt, rank)
             if error is not None and float(str(error["t"])) < min(struck):
                 yield Finding(

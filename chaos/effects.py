@@ -80,7 +80,7 @@ def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:
     attempt = strike.attempt
     return any(
         record["kind"] == "missed" and record["fault"] == str(fault)
-        for rank in range(run.ranks)
+        for rank in range(run.ranks_of(attempt))
         for record in run.trace(attempt, rank)
         if record.get("rank") == strike.rank
     )
