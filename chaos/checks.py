@@ -16,6 +16,7 @@ from .case import Case, Finding, Verdict
 from .diagnosis import likely_cause
 from .effects import ineffective_strikes
 from .fault import DAMAGE
+from .ledger import Strike
 from .run import Attempt
 from .samples import sample_faults
 from .supervisor import PREEMPTED
@@ -41,22 +42,35 @@ def was_resharded(case: Case) -> Iterator[Finding]:
 
 
 def is_explained(case: Case) -> Iterator[Finding]:
-    """Every attempt that did not complete must have been struck by what ends an attempt."""
-    struck = {
-        strike.attempt
-        for strike in case.run.strikes()
-        if strike.action not in DAMAGE and strike.resume is None
-    }
+    """Every attempt that did not complete must have been struck by what ends one, and first."""
     for attempt in case.run.attempts:
         if case.damaged_steps and _found_none_valid(case, attempt):
             continue  # refused for what the schedule did: see `ended_well`
-        if attempt.ending != "completed" and attempt.number not in struck:
-            hung = attempt.ending == "hung"
+        if attempt.ending == "completed":
+            continue
+        struck = [strike.t for strike in case.run.strikes() if _can_end(strike, attempt)]
+        verdict = Verdict.HUNG if attempt.ending == "hung" else Verdict.UNRECOVERABLE
+        if not struck:
             yield Finding(
-                verdict=Verdict.HUNG if hung else Verdict.UNRECOVERABLE,
+                verdict=verdict,
                 reason=f"attempt {attempt.number} failed though no fault struck in it: "
                 f"{attempt.cause}{_said(attempt)}",
             )
+        for rank in range(case.run.ranks) if struck else ():
+            error = case.run.error_of(attempt, rank)
+            if error is not None and float(str(error["t"])) < min(struck):
+                yield Finding(
+                    verdict=verdict,
+                    reason=f"attempt {attempt.number} was failing before a fault struck in it: "
+                    f"rank {rank} raised {error['type']}: {error['message']}",
+                )
+
+
+def _can_end(strike: Strike, attempt: Attempt) -> bool:
+    """Whether a strike is one that ends ``attempt``: a stop that is soon over is not."""
+    if strike.attempt != attempt.number or strike.action in DAMAGE:
+        return False
+    return strike.resume is None or strike.t + strike.resume > attempt.ended_t
 
 
 def _found_none_valid(case: Case, attempt: Attempt) -> bool:
@@ -286,7 +300,8 @@ def nothing_is_left(case: Case) -> Iterator[Finding]:
     # Ranks that were ended cannot clean up; those that left by themselves can.
     orderly = [each for each in case.run.attempts if set(each.exits.values()) <= {0, PREEMPTED}]
     strays = [stray for attempt in orderly for stray in attempt.strays]
-    left = [*strays, *last.litter, *last.store.leftovers]
+    litter = [path for attempt in orderly for path in attempt.litter]
+    left = [*strays, *litter, *last.store.leftovers]
     if left:
         shown = ", ".join(left[:3]) + (" …" if len(left) > 3 else "")
         yield Finding(

@@ -7,44 +7,61 @@ how the process ended, in the trace, or in the store. Without both a trial prove
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import cast
 
 from seatrial.recovery.errors import NoValidCheckpointError
 
+from .errors import InjectedError
 from .fault import DAMAGE, Fault
 from .ledger import Strike
 from .run import Run
 from .schedule import Schedule
 from .supervisor import PREEMPTED
+from .trace import Record
 from .trajectory import Trajectory
+
+_SIGNAL_S = 1.0
+"""A signal is sent within this time of the strike, however busy the machine."""
 
 
 def ineffective_strikes(run: Run, trajectory: Trajectory, schedule: Schedule) -> Iterator[str]:
     """A sentence for every fault that did not strike, or struck without effect.
 
     Damage has an effect only where a restore met it: a checkpoint that nobody reads proves nothing.
-    A kill must end every rank that it struck.
+    Any other fault must show its effect on every rank that it struck, but for ranks that the
+    launcher ended because another struck one had failed already.
     """
     strikes = run.strikes()
     for index, fault in enumerate(schedule.faults):
         own = [strike for strike in strikes if strike.fault == index]
         if not own:
             yield f"the fault '{fault}' never fired: no target rank reached its event"
-        elif fault.action in DAMAGE:
+            continue
+        if fault.action in DAMAGE:
             if not any(_was_met(run, trajectory, fault, strike) for strike in own):
                 yield f"the fault '{fault}' struck, but no restore met what it damaged"
-        elif not _all_or_any(fault)(_had_effect(run, fault, strike) for strike in own):
-            strike = next(each for each in own if not _had_effect(run, fault, each))
-            yield (
-                f"the fault '{fault}' fired on rank {strike.rank} in attempt {strike.attempt} "
-                f"but changed nothing: {_instead(run, strike)}"
-            )
+            continue
+        effects = [_had_effect(run, fault, strike) for strike in own]
+        if all(effect is not False for effect in effects) and any(effects):
+            continue
+        strike = own[effects.index(False) if False in effects else 0]
+        yield (
+            f"the fault '{fault}' fired on rank {strike.rank} in attempt {strike.attempt} "
+            f"but changed nothing: {_instead(run, strike)}"
+        )
 
 
-def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool:
-    attempt = run.attempts[strike.attempt - 1]
-    status = attempt.exits.get(strike.rank)
+def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
+    """None if the launcher ended the rank, so that its own end was not to be seen."""
+    if _was_missed(run, fault, strike):
+        return False
+    if fault.action == "stop":
+        return _was_stopped(run, fault, strike)
+    status = run.attempts[strike.attempt - 1].exits.get(strike.rank)
+    if status is None:
+        return None
     if fault.action == "kill":
         return status == -signal.SIGKILL
     if fault.action == "exit":
@@ -52,15 +69,26 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool:
     if fault.action == "terminate":
         # Left in time, died of the signal, or was killed when the grace was over.
         return status in (PREEMPTED, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
-    if fault.action == "stop":
-        return _was_stopped(run, fault, strike)
-    # An exception that the job swallowed leaves the process running, perhaps to die of another, or
-    # to be ended by the launcher when a peer fails.
-    return status not in (None, 0, -signal.SIGTERM) and not _went_on(run, strike)
+    if fault.action == "raise" and (error := _error(run, strike)):
+        return InjectedError.__name__ in (error["type"], *cast(list[str], error.get("causes", [])))
+    # An exception that the job swallowed leaves the process running, perhaps to die of another.
+    return status != 0 and not _went_on(run, strike)
 
 
-def _all_or_any(fault: Fault) -> Callable[[Iterable[bool]], bool]:
-    return all if fault.action == "kill" else any
+def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:
+    """Whether the signal found no process: the rank had not started, or was gone."""
+    attempt = strike.attempt
+    return any(
+        record["kind"] == "missed" and record["fault"] == str(fault)
+        for rank in range(run.ranks)
+        for record in run.trace(attempt, rank)
+        if record.get("rank") == strike.rank
+    )
+
+
+def _error(run: Run, strike: Strike) -> Record | None:
+    trace = run.trace(strike.attempt, strike.rank)
+    return next((record for record in trace if record["kind"] == "error"), None)
 
 
 def _was_met(run: Run, trajectory: Trajectory, fault: Fault, strike: Strike) -> bool:
@@ -97,11 +125,13 @@ def _went_on(run: Run, strike: Strike) -> bool:
 
 
 def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:
-    """A stopped process records nothing and does not end before it is continued."""
+    """A stopped process records nothing and does not end, until it is continued or killed."""
     attempt = run.attempts[strike.attempt - 1]
-    if fault.resume is None:
-        return strike.rank not in attempt.exits
     times = [float(str(record["t"])) for record in run.trace(strike.attempt, strike.rank)]
+    if strike.rank not in attempt.exits and not any(t > strike.t + _SIGNAL_S for t in times):
+        return True
+    if fault.resume is None:
+        return False
     after = [strike.t, *(t for t in times if t >= strike.t), attempt.ended_t]
     return any(later - earlier >= 0.9 * fault.resume for earlier, later in pairwise(after))
 

@@ -20,12 +20,17 @@ Stage = Literal["process", "step", "checkpoint", "restore"]
 
 @dataclass(frozen=True)
 class Event:
-    """One kind of event. ``coordinator_only`` events are reached by rank 0 alone."""
+    """One kind of event.
+
+    ``coordinator_only`` events are reached by rank 0 alone, ``directory_only`` ones where the store
+    is a directory: an object store has no such step.
+    """
 
     name: str
     stage: Stage
     meaning: str
     coordinator_only: bool = False
+    directory_only: bool = False
 
 
 EVENTS = (
@@ -38,14 +43,27 @@ EVENTS = (
     Event("optimizer", "step", "unscale, clip, optimizer, scaler and scheduler step"),
     Event("checkpoint", "checkpoint", "one whole save"),
     Event("checkpoint/shard/write", "checkpoint", "a shard file is written"),
-    Event("checkpoint/shard/fsync", "checkpoint", "a shard file is made durable"),
-    Event("checkpoint/directory/fsync", "checkpoint", "the shard's name is made durable"),
+    Event(
+        "checkpoint/shard/fsync", "checkpoint", "a shard file is made durable", directory_only=True
+    ),
+    Event(
+        "checkpoint/directory/fsync",
+        "checkpoint",
+        "the shard's name is made durable",
+        directory_only=True,
+    ),
     Event("checkpoint/report", "checkpoint", "a rank reports size and digests"),
     Event("checkpoint/gather", "checkpoint", "the coordinator has to hear of every rank", True),
-    Event("checkpoint/manifest/write", "checkpoint", "the manifest's bytes are written", True),
-    Event("checkpoint/manifest/fsync", "checkpoint", "the manifest's bytes are durable", True),
+    Event(
+        "checkpoint/manifest/write", "checkpoint", "the manifest's bytes are written", True, True
+    ),
+    Event(
+        "checkpoint/manifest/fsync", "checkpoint", "the manifest's bytes are durable", True, True
+    ),
     Event("checkpoint/manifest/link", "checkpoint", "the commit: the manifest gets its name", True),
-    Event("checkpoint/manifest/directory", "checkpoint", "the manifest's name is durable", True),
+    Event(
+        "checkpoint/manifest/directory", "checkpoint", "the manifest's name is durable", True, True
+    ),
     Event("checkpoint/acknowledge", "checkpoint", "every rank learns that the save is committed"),
     Event("checkpoint/collect", "checkpoint", "old generations and leftovers are deleted", True),
     Event("restore", "restore", "one whole restore from one generation"),

@@ -25,6 +25,7 @@ class Experiment:
     max_restarts: int = 3
     timeout_s: float | None = None
     launcher: str = "fork"
+    object_store: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -34,6 +35,7 @@ class Experiment:
             steps=self.steps,
             checkpoint_interval=self.checkpoint_interval,
             max_restarts=self.max_restarts,
+            object_store=self.object_store,
         )
 
     @property

@@ -3,13 +3,15 @@
 Guarantees: an event is in the trace before any fault strikes at it; a strike is in the ledger
 before it happens; counting is exact and per rank, and starts anew in every attempt. Signals aimed
 at several ranks are sent by the first of them that reaches the event, itself last, as when a whole
-node is lost. Runs inside the rank, in the thread that announces the event.
+node is lost. Runs inside the rank, in the thread that announces the event; threads share counts,
+and each has a step of its own, so that a save in the background and the training do not mix theirs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +34,7 @@ class Position:
     world_size: int
     ranks_per_node: int
     attempt: int
-    store: Path
+    store: str
     pids: Path
 
 
@@ -51,7 +53,8 @@ class Injector:
         self._position = position
         self._ledger = ledger
         self._trace = trace
-        self._step: int | None = None
+        self._thread = threading.local()
+        self._counting = threading.Lock()
         self._counts = [0] * len(schedule.faults)
         self._targets = [
             fault.targets(world_size=position.world_size, ranks_per_node=position.ranks_per_node)
@@ -61,13 +64,19 @@ class Injector:
     def __call__(self, event: str, edge: str, facts: dict[str, object]) -> None:
         step = facts.get("step")
         if isinstance(step, int):
-            self._step = step
+            self._thread.step = step
         self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
         # All count before one strikes: the strike may raise.
-        faults = enumerate(self._schedule.faults)
-        due = [(index, fault) for index, fault in faults if self._is_due(index, fault, event, edge)]
+        with self._counting:
+            faults = enumerate(self._schedule.faults)
+            due = [(index, f) for index, f in faults if self._is_due(index, f, event, edge)]
         for index, fault in due:
             self._strike(index, fault, event, edge)
+
+    @property
+    def _step(self) -> int | None:
+        step: int | None = getattr(self._thread, "step", None)
+        return step
 
     def _is_due(self, index: int, fault: Fault, event: str, edge: str) -> bool:
         if fault.when != edge or self._position.rank not in self._targets[index]:
@@ -94,7 +103,7 @@ class Injector:
             return
         self._trace.record("strike", fault=str(fault), ranks=claimed)
         if together:
-            self._signal_all(_SIGNALS[fault.action], claimed)
+            self._signal_all(fault, claimed)
         elif fault.action in DAMAGE:
             what = damage_newest(self._position.store, fault, own, seed=self._schedule.seed + index)
             self._trace.record(
@@ -121,18 +130,18 @@ class Injector:
             resume=fault.resume if fault.action == "stop" else None,
         )
 
-    def _signal_all(self, number: signal.Signals, ranks: list[int]) -> None:
+    def _signal_all(self, fault: Fault, ranks: list[int]) -> None:
         """Signal every rank, this one last."""
-        own = self._position.rank
+        own, number = self._position.rank, _SIGNALS[fault.action]
         others = [rank for rank in ranks if rank != own]
         if number == signal.SIGKILL:
             # Frozen first, so that none sees another die and leaves in its own way.
             for rank in others:
-                self._send(signal.SIGSTOP, rank)
+                self._send(signal.SIGSTOP, rank, fault)
         for rank in others + [own] * (own in ranks):
-            self._send(number, rank)
+            self._send(number, rank, fault)
 
-    def _send(self, number: signal.Signals, rank: int) -> None:
+    def _send(self, number: signal.Signals, rank: int, fault: Fault) -> None:
         if rank == self._position.rank:
             os.kill(os.getpid(), number)
             return
@@ -142,4 +151,4 @@ class Injector:
         except (FileNotFoundError, ProcessLookupError):
             # The peer has not started or is already gone: the judge compares strikes with how
             # each process ended and reports a strike that changed nothing.
-            self._trace.record("missed", rank=rank, signal=number.name)
+            self._trace.record("missed", fault=str(fault), rank=rank, signal=number.name)

@@ -1,16 +1,20 @@
 """What a job leaves lying about on the machine: temporary files and shared-memory segments.
 
-Each attempt has a ``TMPDIR`` of its own, and torch names its shared-memory files after the process
-that made them, so what is found here belongs to the attempt and to nobody else on the machine.
+Each attempt has a ``TMPDIR`` of its own, so what is left there is the attempt's. ``/dev/shm`` is
+everybody's: a segment is the attempt's if it appeared during it, no living process uses it, and
+either a rank had it mapped when it left or torch named it after a process of the attempt.
+
+Does not: see a segment with another name that no rank had mapped any more when it left.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import os
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def files_left(directory: Path) -> tuple[str, ...]:
@@ -18,13 +22,55 @@ def files_left(directory: Path) -> tuple[str, ...]:
     return tuple(sorted(str(path) for path in directory.glob("*")))
 
 
-def shared_memory_left(pids: Iterable[int], *, remove: bool) -> tuple[str, ...]:
-    """Segments in ``/dev/shm`` whose name holds one of ``pids``; optionally removes them."""
-    wanted = set(pids)
-    found = []
-    for path in _SHARED_MEMORY.glob("torch_*"):
-        if wanted & {int(number) for number in re.findall(r"\d+", path.name)[:1]}:
-            found.append(str(path))
-            if remove:
-                path.unlink(missing_ok=True)
-    return tuple(sorted(found))
+def mapped_segments() -> list[str]:
+    """The segments that this process has mapped, as paths."""
+    prefix = f"{SHARED_MEMORY}/"
+    return sorted({path for path in _mapped(Path("/proc/self")) if path.startswith(prefix)})
+
+
+def segments() -> frozenset[tuple[Path, int]]:
+    """The segments that there are now: path and inode."""
+    found = set()
+    for path in SHARED_MEMORY.glob("*"):
+        with suppress(FileNotFoundError):
+            found.add((path, path.lstat().st_ino))
+    return frozenset(found)
+
+
+def segments_left(
+    before: Collection[tuple[Path, int]], *, pids: Iterable[int], mapped: Collection[str]
+) -> list[Path]:
+    """The segments of an attempt of which no process is left.
+
+    Args:
+        before: what `segments` found before the attempt.
+        pids: of its processes.
+        mapped: what its ranks had mapped when they left; see `mapped_segments`.
+    """
+    named = tuple(f"torch_{pid}_" for pid in pids)
+    new = {
+        path
+        for path, _ in segments() - frozenset(before)
+        if path.name.startswith(named) or str(path) in mapped
+    }
+    return sorted(new - _in_use()) if new else []
+
+
+def _in_use() -> set[Path]:
+    """Whatever a living process that may be looked into has mapped or open."""
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            used.update(_mapped(process))
+        with suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):
+                    used.add(os.readlink(descriptor))
+    return {Path(path) for path in used}
+
+
+def _mapped(process: Path) -> Iterator[str]:
+    with (process / "maps").open(errors="replace") as lines:
+        for line in lines:
+            if "/" in line:
+                yield line[line.index("/") :].rstrip("\n")

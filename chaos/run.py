@@ -42,6 +42,7 @@ class Attempt:
     """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank.
 
     ``ranks`` is None where they are as many as the run's.
+    A rank that the launcher ended has no exit.
     """
 
     number: int
@@ -86,12 +87,13 @@ class Run:
         """What one rank did in one attempt."""
         return read_trace(trace_file(self.directory, attempt, rank))
 
-    def error_of(self, attempt: Attempt) -> Record | None:
-        """The exception that ended the attempt's culprit, as its trace has it.
+    def error_of(self, attempt: Attempt, rank: int | None = None) -> Record | None:
+        """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.
 
-        ``bases`` names its class and all base classes.
+        ``bases`` names its class and all base classes, ``causes`` the classes of what it was raised
+        from.
         """
-        trace = self.trace(attempt.number, attempt.culprit or 0)
+        trace = self.trace(attempt.number, attempt.culprit or 0 if rank is None else rank)
         return next((record for record in trace if record["kind"] == "error"), None)
 
     def traces(self) -> Iterator[tuple[int, int, list[Record]]]:

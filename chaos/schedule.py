@@ -72,6 +72,7 @@ class Shape:
     steps: int
     checkpoint_interval: int
     max_restarts: int = 3
+    object_store: bool = False
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""
@@ -93,6 +94,8 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
     events = fault.at.events()
     if 0 not in targets and all(event.coordinator_only for event in events):
         return f"only rank 0 reaches {fault.at.name}"
+    if shape.object_store and all(event.directory_only for event in events):
+        return f"an object store has no {fault.at.name}"
     stages = {event.stage for event in events}
     step = fault.at.step
     if step is not None:
@@ -116,7 +119,7 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
         return f"the run has at most {attempts} attempt{'s' * (attempts > 1)}"
     if fault.at.name == "restore/quarantine" and not any(each.action in DAMAGE for each in faults):
         return "nothing is quarantined unless another fault damages a checkpoint"
-    return _unreached(fault, faults)
+    return _unreached(fault, faults, shape)
 
 
 def _occurrences(at: At, shape: Shape) -> int | None:
@@ -128,23 +131,32 @@ def _occurrences(at: At, shape: Shape) -> int | None:
     return None
 
 
-def _unreached(fault: Fault, faults: Iterable[Fault]) -> str | None:
+def _unreached(fault: Fault, faults: Iterable[Fault], shape: Shape) -> str | None:
     """Why the attempt that the fault waits for never begins: nothing ends one before it."""
     restores = _only_in_restore(fault)
     if not restores and fault.attempt in (None, 1):
         return None
     if restores and fault.attempt == 1:
         return "nothing is restored in the first attempt"
-    if any(
-        other.action not in DAMAGE and other.attempt in (None, 1) and not _only_in_restore(other)
-        for other in faults
-        if other is not fault
-    ):
+    wanted = fault.attempt or 2
+    others = [other for other in faults if other is not fault and other.action not in DAMAGE]
+    first = any(other.attempt in (None, 1) and not _only_in_restore(other) for other in others)
+    if first and sum(_attempts_ended(other, shape) for other in others) >= wanted - 1:
         return None
-    first = "unless another fault ends an attempt first"
-    if restores:
-        return f"nothing is restored {first}"
-    return f"there is no attempt {fault.attempt} {first}"
+    if restores and fault.attempt is None:
+        return "nothing is restored unless another fault ends an attempt first"
+    ended = "an attempt" if wanted == 2 else f"{wanted - 1} attempts"
+    return f"there is no attempt {wanted} unless other faults end {ended} first"
+
+
+def _attempts_ended(fault: Fault, shape: Shape) -> int:
+    """The most attempts that a fault can end. Its ranks may be struck one in each attempt."""
+    if fault.attempt is not None:
+        return 1
+    if fault.persistent:
+        return shape.max_restarts
+    targets = fault.targets(world_size=shape.world_size, ranks_per_node=shape.ranks_per_node)
+    return len(targets)
 
 
 def _only_in_restore(fault: Fault) -> bool:

@@ -10,9 +10,12 @@ import contextlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 
 from seatrial.recovery.inspect import inspect_store
+from seatrial.recovery.storage import is_url
 
+from . import stores as places
 from .case import Resharded
 from .errors import ChaosError, LaunchError
 from .experiment import Experiment
@@ -56,14 +59,19 @@ class Session:
     Args:
         root: shared by all processes of one test session.
         owner: this process's name, unique among those that share ``root``.
-        stores: where checkpoint stores are made; below ``root`` if None.
+        stores: the directory or URL below which checkpoint stores are made; ``root`` if None.
     """
 
-    def __init__(self, root: Path, *, owner: str, stores: Path | None = None) -> None:
+    def __init__(self, root: Path, *, owner: str, stores: Path | str | None = None) -> None:
         self._root = root
         self._own = root / owner
-        self._own_stores = None if stores is None else stores / f"seatrial-{owner}"
-        self._made_stores = stores is not None and not stores.exists()
+        # The place may be shared with other machines, where process numbers are the same.
+        name = f"seatrial-{owner}-{token_hex(4)}"
+        self._own_stores = None if stores is None else places.below(str(stores), name)
+        self._own_directory = None  # of the stores, if it is a directory outside of ``root``
+        if self._own_stores is not None and not is_url(self._own_stores):
+            self._own_directory = Path(self._own_stores)
+        self._made_stores = self._own_directory and not self._own_directory.parent.exists()
         self._count = 0
         self._launchers: dict[tuple[str, tuple[str, ...]], LocalLauncher] = {}
         self._references: dict[str, Reference] = {}
@@ -110,7 +118,7 @@ class Session:
 
             def run_clean(subject: Experiment, directory: Path, store: Path) -> Run:
                 patient = replace(limits, max_restarts=0)
-                return self._run(subject, Schedule(), directory, store, patient, progress)
+                return self._run(subject, Schedule(), directory, str(store), patient, progress)
 
             oracle = obtain_oracle(
                 experiment, handover, step, reference=reference, root=self._root, run=run_clean
@@ -145,7 +153,7 @@ class Session:
         source = saved[-2].parent
         start = int(source.name.removeprefix("step-"))
         directory, store = self._fresh()
-        shutil.copytree(source, store / source.name)
+        places.copy_step(source, store)
         subject = replace(experiment, workload=crippled, max_restarts=0)
         after = range(start + 1, min(start + steps, experiment.steps) + 1)
         return self._judged(subject, Schedule(), reference, directory, store, after, progress)
@@ -155,7 +163,16 @@ class Session:
 
         def run_clean(directory: Path, store: Path, silence_s: float) -> Run:
             limits = Limits(max_restarts=0, silence_s=silence_s, stopped_silence_s=silence_s)
-            return self._run(experiment, Schedule(), directory, store, limits, progress)
+            if self._own_stores is None or not is_url(self._own_stores):
+                return self._run(experiment, Schedule(), directory, str(store), limits, progress)
+            # At the pace of the store on trial; what is kept of it is kept here.
+            remote = places.below(self._own_stores, store.name)
+            try:
+                run = self._run(experiment, Schedule(), directory, remote, limits, progress)
+                places.keep(remote, store)
+            finally:
+                places.remove(remote)
+            return run
 
         if experiment.key not in self._references:
             found = obtain_reference(experiment, self._root, run_clean)
@@ -166,7 +183,7 @@ class Session:
         """Copy a trial's traces, strikes, rank output and store to ``directory``."""
         shutil.copytree(trial.run.directory, directory, dirs_exist_ok=True)
         if self._own_stores is not None:
-            shutil.copytree(self._own_stores / "store", directory / "store", dirs_exist_ok=True)
+            places.keep(places.below(self._own_stores, "store"), directory / "store")
 
     def close(self) -> None:
         """End all processes and remove this process's directories."""
@@ -174,9 +191,9 @@ class Session:
             launcher.close()
         self._launchers.clear()
         self._clear()
-        if self._made_stores and self._own_stores is not None:
+        if self._made_stores and self._own_directory is not None:
             with contextlib.suppress(OSError):  # another process may still have its own in there
-                self._own_stores.parent.rmdir()
+                self._own_directory.parent.rmdir()
 
     def _judged(
         self,
@@ -184,7 +201,7 @@ class Session:
         schedule: Schedule,
         reference: Reference,
         directory: Path,
-        store: Path,
+        store: str,
         expected_steps: range,
         progress: Progress | None,
     ) -> Trial:
@@ -212,7 +229,7 @@ class Session:
         experiment: Experiment,
         schedule: Schedule,
         directory: Path,
-        store: Path,
+        store: str,
         limits: Limits,
         progress: Progress | None,
         afterwards: World | None = None,
@@ -244,29 +261,29 @@ class Session:
             for other in self._launchers.values():
                 other.close()
             method, preload = key
-            scratch = (self._root, *([self._own_stores] if self._own_stores else []))
+            scratch = (self._root, *([self._own_directory] if self._own_directory else []))
             launcher = LocalLauncher(method=method, scratch=scratch, preload=preload)
             self._launchers = {key: launcher}
         return self._launchers[key]
 
-    def _fresh(self) -> tuple[Path, Path]:
+    def _fresh(self) -> tuple[Path, str]:
         """A directory for the next trial and one for its store; the last trial's are removed."""
         self._clear()
         self._count += 1
         directory = self._own / f"trial{self._count}"
         directory.mkdir(parents=True)
-        store = (self._own_stores or directory) / "store"
-        store.mkdir(parents=True)
+        store = places.below(self._own_stores or str(directory), "store")
+        places.make(store)
         return directory, store
 
     def _clear(self) -> None:
-        for path in (self._own, self._own_stores):
-            if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self._own, ignore_errors=True)
+        if self._own_stores is not None:
+            places.remove(self._own_stores)
 
 
-def _store_state(directory: Path) -> StoreState:
-    report = inspect_store(directory)
+def _store_state(store: str) -> StoreState:
+    report = inspect_store(store)
     published = [step for step in report.steps if step.published]
     return StoreState(
         valid=tuple(step.step for step in published if step.valid),

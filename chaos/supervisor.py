@@ -15,18 +15,19 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from .errors import LaunchError
 from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
-from .litter import files_left, shared_memory_left
+from .litter import files_left, segments, segments_left
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
-from .trace import Record, read_last
+from .trace import Record, read_last, read_trace
 
 PREEMPTED = 75
 """Exit status of a rank that saved and left because it was told to (``EX_TEMPFAIL``)."""
@@ -34,7 +35,7 @@ PREEMPTED = 75
 _POLL_S = 0.05
 _START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
 _STRUCK_S = 2.0
-_FATAL = ("kill", "exit", "raise", "oom")
+_FATAL = ("kill", "exit", "raise", "oom", "terminate")
 _OUTPUT_LINES = 25
 
 Progress = Callable[[int, int], None]
@@ -67,9 +68,9 @@ class Assignment:
     schedule: Schedule
     seed: int
     limits: Limits
-    store: Path
+    store: str
     directory: Path
-    inspect: Callable[[Path], StoreState]
+    inspect: Callable[[str], StoreState]
     afterwards: World | None = None
 
 
@@ -112,6 +113,7 @@ def _attempt(
     progress: Progress | None,
 ) -> Attempt:
     plan = _plan(assignment, number)
+    before = segments()
     launched = time.monotonic()
     launcher.launch(plan)
     watch = _Watch(plan, launcher, assignment.limits, progress)
@@ -119,24 +121,40 @@ def _attempt(
     ended = time.monotonic()
     strays = launcher.stop()
     culprit = watch.culprit()
-    pids = [int(path.read_text()) for path in Path(plan.directory).glob("rank*.pid")]
-    litter = files_left(Path(plan.directory) / "tmp") if ending == "completed" else ()
-    litter += shared_memory_left(pids, remove=True)
-    shutil.rmtree(Path(plan.directory) / "tmp", ignore_errors=True)
+    exits = {each.rank: each.status for each in watch.exits if each.status is not None}
     return Attempt(
         number=number,
         ending=ending,
         launched_t=launched,
         ended_t=ended,
-        exits={each.rank: each.status for each in watch.exits},
+        exits=exits,
         culprit=culprit,
         cause=watch.cause(ending),
         output=_tail(plan, culprit) if ending != "completed" else "",
         strays=tuple(strays),
-        litter=litter,
+        litter=_clean_up(plan, before, set(exits.values()) <= {0, PREEMPTED}),
         store=assignment.inspect(assignment.store),
         ranks=plan.world.ranks,
     )
+
+
+def _clean_up(
+    plan: AttemptPlan, before: Collection[tuple[Path, int]], orderly: bool
+) -> tuple[str, ...]:
+    """Remove what the attempt left on the machine; what that was, if its ranks could have."""
+    temporary = Path(plan.directory) / "tmp"
+    pids, mapped = set(), set()
+    for rank in range(plan.world.ranks):
+        for record in read_trace(plan.trace_file(rank)):
+            if record["kind"] in ("process", "forked"):
+                pids.add(int(str(record["pid"])))
+            mapped.update(cast(list[str], record.get("segments", [])))
+    segments = segments_left(before, pids=pids, mapped=mapped)
+    litter = (*files_left(temporary), *map(str, segments)) if orderly else ()
+    for path in segments:
+        path.unlink(missing_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    return litter
 
 
 def _plan(assignment: Assignment, number: int) -> AttemptPlan:
@@ -150,7 +168,7 @@ def _plan(assignment: Assignment, number: int) -> AttemptPlan:
         # The supervisor's own deadline comes first; this one is for a job that outlives it.
         timeout_s=2 * assignment.limits.silence_s,
         master_port=_free_port(),
-        store=str(assignment.store),
+        store=assignment.store,
         run_directory=str(assignment.directory),
         directory=str(assignment.directory / f"attempt{number}"),
     )
@@ -239,14 +257,14 @@ class _Watch:
 
         Not the one that was first to be gone: a rank that fails may take longer to leave than a
         peer to notice. One that vanished without an error of its own cannot have failed of a
-        peer's; what launchers end by SIGTERM can.
+        peer's.
         """
         struck = {each.rank for each in self._strikes()}
 
-        def order(each: RankExit) -> tuple[bool, bool, bool, float]:
+        def order(each: RankExit) -> tuple[bool, bool, float]:
             said = self._failure(each.rank)
             t = float(str(said["t"])) if said else each.t
-            return each.rank not in struck, each.status == -signal.SIGTERM, said is not None, t
+            return each.rank not in struck, said is not None, t
 
         failed = sorted((each for each in self.exits if each.status), key=order)
         return failed[0].rank if failed else None
@@ -267,7 +285,7 @@ class _Watch:
         if ending == "hung":
             return f"no rank did anything for {self._silent_for:.1f} s"
         culprit = self.culprit()
-        status = next(each.status for each in self.exits if each.rank == culprit)
+        status = next(each.status or 1 for each in self.exits if each.rank == culprit)
         if status == PREEMPTED:
             return f"rank {culprit} saved and left: it was preempted"
         if status < 0:

@@ -49,6 +49,8 @@ class TrialItem(pytest.Item):
         self.add_marker("chaos")
 
     def runtest(self) -> None:
+        if self._planned.skip:
+            pytest.skip(self._planned.skip)
         try:
             self._plugin.runner.run_item(self._planned, self)
         except UsageError as error:

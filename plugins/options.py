@@ -23,6 +23,7 @@ from seatrial.chaos.launch.launcher import METHODS
 from seatrial.chaos.launch.plan import Workload, World
 from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
+from seatrial.recovery.storage import is_url, open_storage
 from seatrial.recovery.topology import Topology
 
 from .jobs.registry import check_bundled, check_job_name, preload_modules, resolve_job
@@ -131,8 +132,9 @@ def _check(options: ChaosOptions) -> None:
 
 
 def _check_store(store: str) -> None:
-    if "://" in store or "::" in store:
-        raise UsageError(f"--chaos-store {store!r}: only local directories can be stores")
+    if is_url(store):
+        _check_url(store)
+        return
     directory = Path(store)
     made = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
@@ -146,6 +148,17 @@ def _check_store(store: str) -> None:
             if each.is_dir():
                 with contextlib.suppress(OSError):  # somebody else has begun to use it
                     each.rmdir()
+
+
+def _check_url(store: str) -> None:
+    if store.startswith("memory:"):
+        raise UsageError(f"--chaos-store {store!r}: every rank has a memory of its own")
+    if store.startswith(("file:", "local:")):
+        raise UsageError(f"--chaos-store {store!r}: give the path of the directory instead")
+    try:
+        open_storage(store).prove()
+    except (OSError, RecoveryError) as error:
+        raise UsageError(f"--chaos-store {store!r} cannot be used: {error}") from None
 
 
 def experiment(options: ChaosOptions) -> Experiment:
@@ -174,6 +187,7 @@ def experiment(options: ChaosOptions) -> Experiment:
         max_restarts=options.max_restarts,
         timeout_s=options.timeout,
         launcher=options.launcher,
+        object_store=is_url(options.store),
     )
 
 
@@ -198,7 +212,7 @@ def _workload(options: ChaosOptions, params: dict[str, object]) -> Workload:
             "steps": options.steps,
             "interval": options.checkpoint_interval,
         },
-        preload=preload_modules(options.job),
+        preload=(*preload_modules(options.job), *_file_system_of(options.store)),
     )
 
 
@@ -236,6 +250,11 @@ def handover(options: ChaosOptions, world: World) -> Handover:
         return replace(workload, arguments=workload.arguments | more)
 
     return Handover(world=world, giving=giving, taking=taking)
+
+
+def _file_system_of(store: str) -> tuple[str, ...]:
+    """What a warm parent should import besides the job."""
+    return ("s3fs",) if store.startswith(("s3:", "s3a:")) else ()
 
 
 def crippled(workload: Workload, component: str, *, stop_after: int) -> Workload:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.events import COMMIT_PROTOCOL
+from seatrial.chaos.fault import Fault
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.verdict import Verdict
 
@@ -27,7 +28,8 @@ _RESTARTS = 3  # by the kill in two restores in a row
 class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
-    ``reshard`` is the topology of every attempt but the first, if it is another."""
+    ``reshard`` is the topology of every attempt but the first, if it is another. ``skip`` says why
+    it cannot be run here."""
 
     name: str
     schedule: Schedule
@@ -35,6 +37,7 @@ class PlannedTrial:
     omit: str = ""
     lossless: bool = False
     reshard: str = ""
+    skip: str = ""
 
 
 def bundled_trials(
@@ -63,14 +66,22 @@ def bundled_trials(
     trials = []
     for name, text in _schedules(shape):
         schedule = Schedule(Schedule.parse(text).faults, seed)
-        require_possible(schedule, shape)
+        skip = ""
+        if shape.object_store and any(_only_in_directories(f) for f in schedule.faults):
+            skip = "an object store has no such event, so nothing can strike there"
+        else:
+            require_possible(schedule, shape)
         preempts = any(fault.action == "terminate" for fault in schedule.faults)
         name = name or schedule.label
-        trials.append(PlannedTrial(name=name, schedule=schedule, lossless=preempts))
+        trials.append(PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip))
     main = Schedule(Schedule.parse(_main_kill(shape)).faults, seed)
     trials += [resharded(topology, main) for topology in reshard]
     omitted = (*COMPONENTS, EXTRAS) if extras else COMPONENTS
     return trials + [control(component) for component in omitted]
+
+
+def _only_in_directories(fault: Fault) -> bool:
+    return all(event.directory_only for event in fault.at.events())
 
 
 def control(component: str) -> PlannedTrial:

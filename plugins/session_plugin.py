@@ -18,6 +18,7 @@ import pytest
 
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.session import Session
+from seatrial.recovery.storage import is_url
 
 from .items import Preflight, TrialItem
 from .jobs.registry import BUNDLED
@@ -54,6 +55,7 @@ class ChaosPlugin:
             self._root = Path(self._worker[_ROOT])
         self._session: Session | None = None
         self._rows: list[Row] = []
+        self._not_run: list[str] = []
         self._unusable = ""
         self.runner = TrialRunner(self.options, self._open, ProgressLine(config))
 
@@ -73,7 +75,7 @@ class ChaosPlugin:
             self._session = Session(
                 self._root,
                 owner=f"{owner}-{os.getpid()}",
-                stores=Path(store).resolve() if store else None,
+                stores=store if is_url(store) else Path(store).resolve() if store else None,
             )
         return self._session
 
@@ -124,6 +126,8 @@ class ChaosPlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
             self._rows += rows_in(report.user_properties)
+            if report.skipped and report.nodeid.startswith("chaos::"):
+                self._not_run.append(report.nodeid.removeprefix("chaos::"))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
@@ -143,6 +147,9 @@ class ChaosPlugin:
             for row, line in summary_lines(self._rows, terminalreporter._tw.fullwidth):
                 markup = {} if row is None else {"green" if row.passed else "red": True}
                 terminalreporter.write_line(line, **markup)
+            if self._not_run:
+                names = ", ".join(self._not_run)
+                terminalreporter.write_line(f"not run on an object store: {names}", yellow=True)
         if self._unusable:
             terminalreporter.write_line(f"ERROR: {self._unusable}", red=True)
 

@@ -15,12 +15,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from . import retention
 from .directory import CheckpointDirectory
 from .errors import CheckpointError
 from .files import file_problems
+from .storage.names import step_name
 
 OK, DAMAGED, USAGE = 0, 1, 2
 
@@ -62,11 +62,13 @@ class Bar:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one command; the exit status."""
     options = _parser().parse_args(arguments)
-    directory = CheckpointDirectory(Path(options.directory))
     run: Callable[[CheckpointDirectory, argparse.Namespace], int] = options.run
-    if not directory.root.is_dir():
-        return _refuse(f"{directory.root} is no directory; give the directory of the checkpoints")
     try:
+        directory = CheckpointDirectory.at(options.directory)
+        if not directory.storage.exists():
+            return _refuse(
+                f"{directory.location} is no directory; give the directory of the checkpoints"
+            )
         return run(directory, options)
     except (OSError, CheckpointError) as error:
         return _refuse(str(error))
@@ -81,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("directory", help="of the checkpoints of one run")
+        command.add_argument("directory", help="or URL of the checkpoints of one run")
         command.add_argument("--json", action="store_true", help="print one JSON object")
         command.set_defaults(run=run)
         return command
@@ -97,9 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
-    rows = [_row(directory, step) for step in directory.published()]
-    leftovers = [str(path.relative_to(directory.root)) for path in directory.leftovers()]
-    quarantined = directory.quarantined()
+    rows = [_row(directory, step) for step in directory.storage.published()]
+    leftovers = directory.storage.leftovers()
+    quarantined = directory.storage.quarantined()
     if options.json:
         _print_json(
             steps=[asdict(row) for row in rows], leftovers=leftovers, quarantined=quarantined
@@ -113,7 +115,7 @@ def _list(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
 
 
 def _verify(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
-    published = directory.published()
+    published = directory.storage.published()
     if options.step is not None and options.step not in published:
         return _refuse(f"step {options.step} is not published; published are {published}")
     steps = published if options.step is None else [options.step]
@@ -132,10 +134,9 @@ def _verify(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
 
 def _verified(directory: CheckpointDirectory, row: Row, bar: Bar) -> Row:
     manifest = directory.read_manifest(row.step).manifest
-    attempt = directory.attempt(row.step, manifest.attempt)
-    problems = tuple(file_problems(attempt, manifest, progress=bar.add))
+    problems = tuple(file_problems(directory.files(manifest), manifest, progress=bar.add))
     if not problems:
-        retention.mark_verified(directory, row.step, manifest.attempt)
+        directory.mark_verified(row.step, manifest.attempt)
     return Row(**{**vars(row), "verified": not problems, "problems": problems})
 
 
@@ -147,11 +148,10 @@ def _prune(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
         return _refuse(str(error))
     if options.dry_run:
         steps = retention.superseded(directory, **rule, record=False)
-        paths = [*directory.leftovers(), *(directory.step(step) for step in steps)]
-        deleted = [str(path.relative_to(directory.root)) for path in paths]
+        deleted: Sequence[str] = [*directory.storage.leftovers(), *map(step_name, steps)]
     else:
         deleted = retention.collect(directory, **rule)
-    rows = [_row(directory, step) for step in directory.published()]
+    rows = [_row(directory, step) for step in directory.storage.published()]
     if options.json:
         _print_json(dry_run=options.dry_run, deleted=deleted)
     else:

@@ -14,9 +14,9 @@ failed rank's error of `seatrial.recovery.errors`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, NoReturn
 
 from torch.distributed.checkpoint.metadata import Metadata
@@ -28,11 +28,12 @@ from .dcp_metadata import as_torch_file, items_of, load_items, metadata_of
 from .digest import digest
 from .directory import CheckpointDirectory, PublishedManifest
 from .errors import CheckpointError, MismatchError, NoValidCheckpointError
-from .files import read_file, retried
+from .files import read_file, reading
 from .layout import Part, Region, dtype_name
 from .manifest import Manifest
 from .probe import around
 from .reader import mismatches, read_parts
+from .storage import absolute
 
 __all__ = ["SeatrialReader"]
 
@@ -51,13 +52,23 @@ class SeatrialReader(StorageReader):
     Args:
         directory: of the checkpoints, as given to `SeatrialWriter` or `CheckpointStore`.
         step: the step to load; None for the newest that is published.
+        storage_options, single_writer: for URLs; see `CheckpointStore`.
 
     Tensors of a checkpoint that `CheckpointStore` saved are found under their names in the
     manifest, such as ``model/0.weight``; its other values are for `CheckpointStore.restore` alone.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, step: int | None = None) -> None:
-        self._directory = CheckpointDirectory(Path(directory).absolute())
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        step: int | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        single_writer: bool = False,
+    ) -> None:
+        self._directory = CheckpointDirectory.at(
+            absolute(directory), storage_options=storage_options, single_writer=single_writer
+        )
         self._step = step
         self._published: PublishedManifest | None = None
 
@@ -83,9 +94,9 @@ class SeatrialReader(StorageReader):
             CheckpointError: the step is not published or its manifest is damaged.
         """
         step = self._chosen()
-        path = self._directory.manifest(step)
+        path = self._directory.storage.manifest_path(step)
         try:
-            with around("restore/manifest/read", step=step, file=str(path)):
+            with around("restore/manifest/read", step=step, file=path):
                 self._published = self._directory.read_manifest(step)
             return metadata_of(self._published.manifest)
         except CheckpointError as error:
@@ -94,18 +105,18 @@ class SeatrialReader(StorageReader):
             ) from error
 
     def _chosen(self) -> int:
-        published = self._directory.published()
+        published = self._directory.storage.published()
         if self._step is not None and self._step not in published:
             raise CheckpointError(
-                f"step {self._step} is not published in {self._directory.root}; "
+                f"step {self._step} is not published in {self._directory.location}; "
                 f"published are {published}"
             )
         if not published:
-            raise NoValidCheckpointError(f"nothing is published in {self._directory.root}")
+            raise NoValidCheckpointError(f"nothing is published in {self._directory.location}")
         return published[-1] if self._step is None else self._step
 
     def _advice(self, step: int) -> str:
-        older = [each for each in self._directory.published() if each < step]
+        older = [each for each in self._directory.storage.published() if each < step]
         if not older:
             return " No older step is published"
         return f" Older steps are {older}; to load one, pass step= to SeatrialReader"
@@ -125,9 +136,9 @@ class SeatrialReader(StorageReader):
         if len(set(sources)) > 1:
             steps = {rank: source.step for rank, source in enumerate(sources)}
             raise CheckpointError(
-                f"the ranks see different checkpoints in {self._directory.root}: steps {steps} by "
-                "rank; pass step=, and check that all see the same file system and no other job "
-                "saves there"
+                f"the ranks see different checkpoints in {self._directory.location}: steps {steps} "
+                "by rank; pass step=, and check that all see the same file system and no other "
+                "job saves there"
             )
         return plans
 
@@ -168,13 +179,13 @@ class SeatrialReader(StorageReader):
                 f"the state_dict does not fit step {manifest.step}: {'; '.join(different)}. "
                 "Nothing is cast: load into the stored dtype and convert afterwards"
             )
-        read_parts(self._directory.attempt(manifest.step, manifest.attempt), manifest, parts)
+        read_parts(self._directory.files(manifest), manifest, parts)
         for item, tensor in zip(items, resolved, strict=True):
             planner.commit_tensor(item, tensor)
 
     def _read_values(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         manifest = self.manifest
-        attempt = self._directory.attempt(manifest.step, manifest.attempt)
+        files = self._directory.files(manifest)
         ranks = items_of(manifest).ranks
         held: dict[int, Any] = {}
         for item in items:
@@ -184,9 +195,9 @@ class SeatrialReader(StorageReader):
             rank = ranks[name]
             entry = manifest.objects[rank]
             if rank not in held:
-                path = attempt / entry.name
-                with around("restore/shard/read", step=manifest.step, file=str(path)):
-                    content = retried(lambda e=entry: read_file(attempt, e), path)  # type: ignore[misc]
+                path = files.path(entry.name)
+                with around("restore/shard/read", step=manifest.step, file=path):
+                    content = reading(files, entry.name, partial(read_file, files, entry))
                 held[rank] = load_items(content, entry.name)
             if name not in held[rank]:
                 raise CheckpointError(f"{entry.name} lacks the value {name!r} of the manifest")

@@ -21,7 +21,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from .attempt import Attempt, collected
 from .dcp_metadata import Items, dump_items
 from .dcp_reader import refuse_checkpoint_id
 from .dcp_ties import canonical_names
@@ -40,7 +38,7 @@ from .errors import ManifestError, SaveError, StateError
 from .layout import CHUNK_BYTES, Part, Region, local_parts, split
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
 from .probe import around
-from .publish import fsync_directory
+from .storage import Attempt, absolute, collected
 from .writer import write_object_file, write_shard_file
 
 __all__ = ["SeatrialWriter"]
@@ -78,9 +76,10 @@ class SeatrialWriter(StorageWriter):
     """For ``dcp.save(state_dict, storage_writer=SeatrialWriter(directory, step=10))``.
 
     Args:
-        directory: of the checkpoints of a run; all ranks see it.
+        directory: path or URL of the checkpoints of a run; all ranks see it.
         step: what is saved; a writer saves one step.
         parent_step, topology, writer, run: kept in the manifest; see `Manifest`.
+        storage_options, single_writer: for URLs; see `CheckpointStore`.
     """
 
     def __init__(
@@ -92,10 +91,14 @@ class SeatrialWriter(StorageWriter):
         topology: str = "",
         writer: Mapping[str, object] | None = None,
         run: Mapping[str, object] | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        single_writer: bool = False,
     ) -> None:
         if step < 0:
             raise ValueError(f"step is {step}; a step is 0 or more")
-        self._directory = CheckpointDirectory(Path(directory).absolute())
+        self._directory = CheckpointDirectory.at(
+            absolute(directory), storage_options=storage_options, single_writer=single_writer
+        )
         self._step = step
         self._parent_step = parent_step
         self._topology = topology
@@ -127,7 +130,7 @@ class SeatrialWriter(StorageWriter):
         if set(steps.values()) != {self._step}:
             raise SaveError(f"the ranks save different steps: {steps} by rank")
         self._end_attempt()
-        self._attempt = Attempt.begin(self._directory, self._step)
+        self._attempt = self._directory.storage.begin(self._step)
         return [
             replace(plan, storage_data=_Order(attempt=self._attempt.name, rank=rank))
             for rank, plan in enumerate(plans)
@@ -149,20 +152,22 @@ class SeatrialWriter(StorageWriter):
             )
         work = _work(plan, planner)
         objects = dump_items(work.items)
-        directory = self._directory.attempt(self._step, order.attempt)
-        base = directory / f"rank-{order.rank:05d}"
+        files = self._directory.storage.files(self._step, order.attempt)
+        base = f"rank-{order.rank:05d}"
         try:
             shard, chunks = write_shard_file(
-                base.with_suffix(".safetensors"),
+                files,
+                f"{base}.safetensors",
                 _with_unique_names(work.parts),
                 step=self._step,
                 chunk_bytes=CHUNK_BYTES,
             )
-            entry = write_object_file(base.with_suffix(".json"), objects, step=self._step)
-            with around("checkpoint/directory/fsync", step=self._step, file=str(directory)):
-                fsync_directory(directory)
+            entry = write_object_file(files, f"{base}.json", objects, step=self._step)
+            if files.fsyncs:
+                with around("checkpoint/directory/fsync", step=self._step, file=files.path()):
+                    files.fsync()
         except FileNotFoundError as error:
-            raise collected(directory) from error
+            raise collected(files.path()) from error
         regions = [piece for part in work.parts for piece in split(part.region, CHUNK_BYTES)]
         report = _Report(
             shard=shard,
@@ -191,7 +196,7 @@ class SeatrialWriter(StorageWriter):
                 content = manifest.to_bytes()
             except ManifestError as error:
                 raise SaveError(f"step {self._step} was not saved: {error}") from error
-            self._attempt.publish(content)
+            self._attempt.publish(content, manifest.file_sizes)
         finally:
             self._end_attempt()
 

@@ -1,11 +1,10 @@
 """Reading a checkpoint's files with every byte verified.
 
-Guarantees: no symlink in place of a file or of its directory is followed, and only regular files
-are opened; what is returned or filled in matches its digest and its file has the size that the
-manifest states, which is checked before memory is allocated; missing, short, changed and unreadable
-files raise `DamagedCheckpointError` that names the file. Transient errors are retried. Other
-failures of the storage (permission, too many open files, a stale mount) stay
-`OSError`: they say nothing about the checkpoint.
+Guarantees: what is returned or filled in matches its digest and its file has the size that the
+manifest states, which is checked before much memory is allocated; missing, short, changed and
+unreadable files raise `DamagedCheckpointError` that names the file. Transient errors are tried
+again, as `seatrial.recovery.storage.retry` says. Other failures of the storage (permission, a stale
+mount, no network) stay `OSError`: they say nothing about the checkpoint.
 
 Does not: write anything, or decode what it reads. Torch-free; called by the reader and `inspect`.
 """
@@ -13,93 +12,86 @@ Does not: write anything, or decode what it reads. Torch-free; called by the rea
 from __future__ import annotations
 
 import errno
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from .digest import Digest, algorithm_of, digest
 from .errors import DamagedCheckpointError
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry
-from .publish import open_directory, open_regular
+from .storage.protocol import Files, Source
+from .storage.retry import retried
 
-__all__ = ["file_problems", "fill_chunk", "open_shard", "read_file", "retried"]
-
-# A piece is still in the processor's cache when it is digested.
-PIECE_BYTES = 256 << 10
-ATTEMPTS = 3
-RETRY_PAUSE_S = 0.02
+__all__ = [
+    "file_problems",
+    "fill_chunk",
+    "grouped",
+    "named",
+    "open_shard",
+    "read_file",
+    "reading",
+    "window",
+]
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 _UNREADABLE = (errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO))
 _T = TypeVar("_T")
 
 
-def retried(use: Callable[[], _T], path: Path) -> _T:
-    """What ``use`` returns, tried again after an `OSError`; an unreadable file is damage."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return use()
-        except OSError as error:
-            if error.errno in _MISSING:
-                raise DamagedCheckpointError(f"{path} is missing: {error.strerror}") from error
-            if attempt < ATTEMPTS:
-                time.sleep(RETRY_PAUSE_S * attempt)
-            elif error.errno in _UNREADABLE:
-                raise DamagedCheckpointError(f"{path} is unreadable: {error}") from error
-            else:
-                raise
-    raise AssertionError("unreachable")
-
-
 @contextmanager
-def _open(path: Path, size: int) -> Iterator[int]:
-    with open_directory(path.parent) as directory:
-        file = open_regular(directory, path.name)
+def named(path: str) -> Iterator[None]:
+    """Raise an `OSError` that says something about the bytes of ``path`` as damage."""
     try:
-        found = os.fstat(file).st_size
-        if found != size:
-            raise DamagedCheckpointError(f"{path} has {found} bytes where {size} were stored")
-        yield file
-    finally:
-        os.close(file)
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _MISSING:
+            cause = error.strerror or "no such file"
+            raise DamagedCheckpointError(f"{path} is missing: {cause}") from error
+        if error.errno in _UNREADABLE:
+            raise DamagedCheckpointError(f"{path} is unreadable: {error}") from error
+        raise
 
 
-def read_file(directory: Path, entry: FileEntry) -> bytes:
+def reading(files: Files, name: str, use: Callable[[], _T]) -> _T:
+    """What ``use``, which reads the file ``name``, returns; again after a transient error."""
+    with named(files.path(name)):
+        return retried(use, files.retry)
+
+
+def read_file(files: Files, entry: FileEntry) -> bytes:
     """The verified content of a file that is digested as a whole."""
-    path = directory / entry.name
-    with _open(path, entry.size) as file:
+    with files.open(entry.name, entry.size) as source:
         content = bytearray(entry.size)
-        _read_into(file, memoryview(content), 0, path)
+        source.read_into(memoryview(content), 0)
     if digest(content, algorithm_of(entry.digest)) != entry.digest:
-        raise DamagedCheckpointError(f"{path} does not match its digest")
+        raise DamagedCheckpointError(f"{files.path(entry.name)} does not match its digest")
     return bytes(content)
 
 
 @contextmanager
-def open_shard(directory: Path, entry: ShardEntry) -> Iterator[int]:
-    """A descriptor of the shard file, its size and its header verified."""
-    path = directory / entry.name
-    with _open(path, entry.size) as file:
+def open_shard(files: Files, entry: ShardEntry) -> Iterator[Source]:
+    """The shard file to read from, its size and its header verified."""
+    with files.open(entry.name, entry.size) as source:
         header = bytearray(entry.header)
-        _read_into(file, memoryview(header), 0, path)
+        source.read_into(memoryview(header), 0)
         if digest(header, algorithm_of(entry.digest)) != entry.digest:
+            path = files.path(entry.name)
             raise DamagedCheckpointError(f"the header of {path} does not match its digest")
-        yield file
+        yield source
 
 
-def fill_chunk(file: int, chunk: Chunk, tensor: str, path: Path, target: memoryview) -> None:
+def fill_chunk(source: Source, chunk: Chunk, tensor: str, path: str, target: memoryview) -> None:
     """Read ``chunk`` into ``target``, of exactly its length; the digest is checked afterwards.
 
-    Several threads may fill chunks from one ``file``.
+    Several threads may fill chunks from one ``source``.
     """
     running = Digest(algorithm_of(chunk.digest))
-    for start in range(0, chunk.length, PIECE_BYTES):
-        piece = target[start : start + PIECE_BYTES]
-        _read_into(file, piece, chunk.offset + start, path)
+    piece_bytes = source.piece_bytes
+    for start in range(0, chunk.length, piece_bytes):
+        piece = target[start : start + piece_bytes]
+        source.read_into(piece, chunk.offset + start)
         running.update(piece)
     if running.text() != chunk.digest:
         raise DamagedCheckpointError(
@@ -108,17 +100,49 @@ def fill_chunk(file: int, chunk: Chunk, tensor: str, path: Path, target: memoryv
         )
 
 
-def _read_into(file: int, target: memoryview, offset: int, path: Path) -> None:
-    done = 0
-    while done < len(target):
-        count = os.preadv(file, [target[done:]], offset + done)
-        if count == 0:
-            raise DamagedCheckpointError(f"{path} ends at byte {offset + done}")
-        done += count
+@dataclass(frozen=True)
+class Window:
+    """Some bytes of a `Source`, in memory, from ``start`` on; a `Source` of these."""
+
+    content: memoryview
+    start: int
+    piece_bytes: int = 1 << 20
+    threads: int | None = None
+    gather_bytes: int = 0
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        first = offset - self.start
+        target[:] = self.content[first : first + len(target)]
+
+
+def grouped(source: Source, items: Sequence[_T], chunk_of: Callable[[_T], Chunk]) -> list[list[_T]]:
+    """``items``, sorted by offset, in groups that are best read from ``source`` at once."""
+    groups: list[list[_T]] = []
+    start = end = 0
+    for item in items:
+        chunk = chunk_of(item)
+        far = chunk.offset + chunk.length - start > source.gather_bytes
+        if not groups or far or chunk.offset > end:
+            groups.append([])
+            start = end = chunk.offset
+        groups[-1].append(item)
+        end = max(end, chunk.offset + chunk.length)
+    return groups
+
+
+def window(source: Source, chunks: Sequence[Chunk]) -> Source:
+    """What to read these ``chunks``, one of the groups of `grouped`, from."""
+    if len(chunks) == 1:
+        return source
+    start = chunks[0].offset
+    end = max(chunk.offset + chunk.length for chunk in chunks)
+    content = memoryview(bytearray(end - start))
+    source.read_into(content, start)
+    return Window(content, start)
 
 
 def file_problems(
-    directory: Path, manifest: Manifest, *, progress: Callable[[int], object] = lambda done: None
+    files: Files, manifest: Manifest, *, progress: Callable[[int], object] = lambda done: None
 ) -> list[str]:
     """Every file and chunk of the manifest that is missing, short, changed or unreadable.
 
@@ -133,17 +157,17 @@ def file_problems(
         for chunk in tensor.chunks:
             chunks[chunk.file].setdefault((chunk.offset, chunk.length), (chunk, tensor.name))
     for shard in manifest.shards:
-        path = directory / shard.name
         held = sorted(
             chunks[shard.name].values(), key=lambda item: (item[0].offset, item[0].length)
         )
         try:
-            problems += retried(partial(_shard_problems, directory, shard, held, progress), path)
+            find = partial(_shard_problems, files, shard, held, progress)
+            problems += reading(files, shard.name, find)
         except (DamagedCheckpointError, OSError) as error:
             problems.append(str(error))
     for entry in manifest.objects:
         try:
-            retried(partial(read_file, directory, entry), directory / entry.name)
+            reading(files, entry.name, partial(read_file, files, entry))
             progress(entry.size)
         except (DamagedCheckpointError, OSError) as error:
             problems.append(str(error))
@@ -151,24 +175,27 @@ def file_problems(
 
 
 def _shard_problems(
-    directory: Path,
+    files: Files,
     shard: ShardEntry,
     held: list[tuple[Chunk, str]],
     progress: Callable[[int], object],
 ) -> list[str]:
     problems = []
+    path = files.path(shard.name)
     end = shard.header
-    with open_shard(directory, shard) as file:
-        for chunk, tensor in held:
-            buffer = memoryview(bytearray(chunk.length))
-            try:
-                fill_chunk(file, chunk, tensor, directory / shard.name, buffer)
-            except DamagedCheckpointError as error:
-                problems.append(str(error))
-            if chunk.offset != end:
-                problems.append(f"{directory / shard.name} has bytes without a digest at {end}")
-            end = chunk.offset + chunk.length
-            progress(chunk.length)
+    with open_shard(files, shard) as source:
+        for group in grouped(source, held, lambda item: item[0]):
+            near = window(source, [chunk for chunk, _ in group])
+            for chunk, tensor in group:
+                buffer = memoryview(bytearray(chunk.length))
+                try:
+                    fill_chunk(near, chunk, tensor, path, buffer)
+                except DamagedCheckpointError as error:
+                    problems.append(str(error))
+                if chunk.offset != end:
+                    problems.append(f"{path} has bytes without a digest at {end}")
+                end = chunk.offset + chunk.length
+                progress(chunk.length)
     if end != shard.size:
-        problems.append(f"{directory / shard.name} has bytes without a digest at {end}")
+        problems.append(f"{path} has bytes without a digest at {end}")
     return problems

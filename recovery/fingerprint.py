@@ -12,7 +12,7 @@ bitwise, whatever the topology; `seatrial.recovery.compare` does the adding, wit
 Does not: communicate, change or copy the state elsewhere, or resist an adversary who picks the bits
 (it is a check against accidents; files have digests).
 
-Called on every rank after every step: about 2.5 ms for 150,000 elements in 90 tensors on one
+Called on every rank after every step: about 2 ms for 105,000 elements in 112 tensors on one
 thread.
 """
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 
@@ -62,12 +63,18 @@ class Fingerprint:
 
 @dataclass(kw_only=True)
 class _Batch:
-    """Small tensors of one device, hashed together. Word widths differ, so they come in groups."""
+    """Small tensors of one device, hashed together, with memory that is used again each time.
+
+    All int64: ``keys``, ``products`` ``[2, words]``; ``words`` ``[words]``; ``running``
+    ``[2, words + 1]``, which begins with zeros; ``bounds`` ``[tensors + 1]``, where each begins.
+    """
 
     placements: list[Placement]
     keys: torch.Tensor
-    starts: torch.Tensor
-    ends: torch.Tensor
+    words: torch.Tensor
+    products: torch.Tensor
+    running: torch.Tensor
+    bounds: torch.Tensor
     base: list[tuple[int, int]]
 
 
@@ -131,20 +138,16 @@ class Fingerprinter:
         batch = self._batches.get(device)
         if batch is None or batch.placements != placements:
             batch = self._batches[device] = _plan(placements, device)
-        words = torch.empty(batch.keys.shape[1], dtype=torch.int64, device=device)
         filled = 0
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for placement, local in members:
-            by_dtype.setdefault(placement.dtype, []).append(_flat(local))
-        for parts in by_dtype.values():
-            group = _as_words(parts[0] if len(parts) == 1 else torch.cat(parts))
-            words[filled : filled + len(group)] = group
-            filled += len(group)
+        for _, group in groupby(members, key=lambda member: member[0].dtype):
+            parts = [_flat(local) for _, local in group]
+            words = _as_words(parts[0] if len(parts) == 1 else torch.cat(parts))
+            batch.words[filled : filled + len(words)] = words
+            filled += len(words)
+        torch.mul(batch.keys, batch.words, out=batch.products)
         # Prefix sums, not one sum per tensor: subtraction undoes addition exactly modulo 2^64.
-        running = torch.empty((2, len(words) + 1), dtype=torch.int64, device=device)
-        running[:, 0] = 0
-        torch.cumsum(batch.keys * words, dim=1, out=running[:, 1:])
-        sums = (running[:, batch.ends] - running[:, batch.starts]).tolist()
+        torch.cumsum(batch.products, dim=1, out=batch.running[:, 1:])
+        sums = batch.running[:, batch.bounds].diff(dim=1).tolist()
         return {
             placement.name: ((first + a) & _UINT64, (second + b) & _UINT64)
             for placement, first, second, (a, b) in zip(placements, *sums, batch.base, strict=True)
@@ -169,12 +172,15 @@ def _plan(placements: list[Placement], device: torch.device) -> _Batch:
         for placement in placements
     ]
     sizes = [part.shape[1] for part in keys]
-    ends = torch.tensor(sizes, dtype=torch.int64).cumsum(0)
+    all_keys = torch.cat(keys, dim=1)
+    count = all_keys.shape[1]
     return _Batch(
         placements=placements,
-        keys=torch.cat(keys, dim=1),
-        starts=(ends - torch.tensor(sizes)).to(device),
-        ends=ends.to(device),
+        keys=all_keys,
+        words=all_keys.new_empty(count),
+        products=torch.empty_like(all_keys),
+        running=all_keys.new_zeros((2, count + 1)),
+        bounds=torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0).to(device),
         # The sum of the keys is the "+ 1" of every word, so that zeros leave a trace.
         base=[_pair(part.sum(dim=1)) for part in keys],
     )

@@ -6,15 +6,15 @@ supervisor may look while no rank is saving. Does not import torch. Anyone may c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from .directory import CheckpointDirectory
 from .errors import CheckpointError
 from .files import file_problems
 
-__all__ = ["StepReport", "StoreReport", "inspect_store", "verify_step"]
+__all__ = ["StepReport", "StoreReport", "inspect_store", "step_problems"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,32 +51,38 @@ class StoreReport:
         return max((report.step for report in self.steps if report.published), default=None)
 
 
-def inspect_store(directory: str | Path) -> StoreReport:
-    """Read and verify everything in ``directory``; an absent one is empty."""
-    store = CheckpointDirectory(Path(directory))
+def inspect_store(
+    directory: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, object] | None = None,
+    single_writer: bool = False,
+) -> StoreReport:
+    """Read and verify everything in ``directory``, a path or URL; an absent one is empty."""
+    store = CheckpointDirectory.at(
+        directory, storage_options=storage_options, single_writer=single_writer
+    )
     return StoreReport(
-        steps=tuple(_inspect_step(store, step) for step in store.steps()),
-        leftovers=tuple(str(path.relative_to(store.root)) for path in store.leftovers()),
-        quarantined=tuple(store.quarantined()),
+        steps=tuple(_inspect_step(store, step) for step in store.storage.steps()),
+        leftovers=tuple(store.storage.leftovers()),
+        quarantined=tuple(store.storage.quarantined()),
     )
 
 
-def verify_step(directory: str | Path, step: int) -> list[str]:
+def step_problems(store: CheckpointDirectory, step: int) -> list[str]:
     """Every problem of the published ``step``; empty if all its bytes are as saved."""
-    store = CheckpointDirectory(Path(directory))
-    if not store.is_published(step):
-        return [f"step {step} is not published in {store.root}"]
+    if not store.storage.is_published(step):
+        return [f"step {step} is not published in {store.location}"]
     return list(_inspect_step(store, step).problems)
 
 
 def _inspect_step(store: CheckpointDirectory, step: int) -> StepReport:
-    if not store.is_published(step):
+    if not store.storage.is_published(step):
         return StepReport(step=step, published=False, valid=False)
     try:
         manifest = store.read_manifest(step).manifest
     except (CheckpointError, OSError) as error:
         return StepReport(step=step, published=True, valid=False, problems=(str(error),))
-    problems = tuple(file_problems(store.attempt(step, manifest.attempt), manifest))
+    problems = tuple(file_problems(store.files(manifest), manifest))
     return StepReport(
         step=step,
         published=True,

@@ -106,6 +106,12 @@ class Manifest:
     run: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def file_sizes(self) -> dict[str, int]:
+        """Every file that is named, and its size in bytes."""
+        sizes = {entry.name: entry.size for entry in self.shards}
+        return sizes | {entry.name: entry.size for entry in self.objects}
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all files that the manifest names."""
         return sum(shard.size for shard in self.shards) + sum(file.size for file in self.objects)

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from .files import fill_chunk, open_shard, retried
+from .files import fill_chunk, grouped, open_shard, reading, window
 from .layout import Part, Region, as_carrier, torch_dtype
 from .manifest import Chunk, Manifest, ShardEntry, TensorEntry
 from .probe import around
+from .storage.protocol import Files, Source
 from .workers import reader_threads, run_all
 from .writer import tensor_bytes
 
@@ -46,8 +46,8 @@ def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
     return found
 
 
-def read_parts(directory: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
-    """Fill ``parts``, in which `mismatches` found nothing, from the files in ``directory``.
+def read_parts(files: Files, manifest: Manifest, parts: Sequence[Part]) -> None:
+    """Fill ``parts``, in which `mismatches` found nothing, from the attempt's ``files``.
 
     Announces ``restore/shard/read`` around each file.
 
@@ -64,34 +64,39 @@ def read_parts(directory: Path, manifest: Manifest, parts: Sequence[Part]) -> No
     for shard in manifest.shards:
         if shard.name in wanted:
             chunks = sorted(wanted[shard.name], key=lambda item: item[0].offset)
-            read = partial(_read_shard, directory, shard, chunks, manifest.step)
-            retried(read, directory / shard.name)
+            reading(files, shard.name, partial(_read_shard, files, shard, chunks, manifest.step))
 
 
 def _read_shard(
-    directory: Path, shard: ShardEntry, chunks: Sequence[tuple[Chunk, Part]], step: int
+    files: Files, shard: ShardEntry, chunks: Sequence[tuple[Chunk, Part]], step: int
 ) -> None:
-    path = directory / shard.name
+    path = files.path(shard.name)
     alone = sum(chunk.length for chunk, _ in chunks) <= _ALONE_BYTES
     with (
-        around("restore/shard/read", step=step, file=str(path)),
-        open_shard(directory, shard) as file,
+        around("restore/shard/read", step=step, file=path),
+        open_shard(files, shard) as source,
     ):
         run_all(
-            partial(_read_chunk, file, path),
-            chunks,
-            threads=1 if alone else reader_threads(),
+            partial(_read_group, source, path),
+            grouped(source, chunks, lambda item: item[0]),
+            threads=1 if alone else source.threads or reader_threads(),
         )
 
 
-def _read_chunk(file: int, path: Path, wanted: tuple[Chunk, Part]) -> None:
+def _read_group(source: Source, path: str, group: Sequence[tuple[Chunk, Part]]) -> None:
+    near = window(source, [chunk for chunk, _ in group])
+    for wanted in group:
+        _read_chunk(near, path, wanted)
+
+
+def _read_chunk(source: Source, path: str, wanted: tuple[Chunk, Part]) -> None:
     chunk, part = wanted
     target = _in_place(chunk, part)
     if target is not None:
-        fill_chunk(file, chunk, part.region.name, path, target)
+        fill_chunk(source, chunk, part.region.name, path, target)
     else:
         buffer = bytearray(chunk.length)
-        fill_chunk(file, chunk, part.region.name, path, memoryview(buffer))
+        fill_chunk(source, chunk, part.region.name, path, memoryview(buffer))
         _copy_overlap(buffer, chunk, part)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from . import plain
 from .agreement import RanksFailed, agree
@@ -32,12 +33,11 @@ from .errors import (
     NoValidCheckpointError,
 )
 from .exchange import Exchange
-from .files import read_file, retried
+from .files import read_file, reading
 from .layout import Part, local_parts, torch_dtype
 from .manifest import Manifest
 from .probe import around
 from .reader import mismatches, read_parts
-from .retention import quarantine
 
 __all__ = ["RestoredStep", "Restorer"]
 
@@ -87,8 +87,8 @@ class Restorer:
         if step is not None:
             raise DamagedCheckpointError(f"the checkpoint that was asked for is damaged: {reasons}")
         raise NoValidCheckpointError(
-            f"none of the checkpoints in {self._directory.root} is valid ({reasons}). They were "
-            "left in place; repair the storage, or start anew in another directory"
+            f"none of the checkpoints in {self._directory.location} is valid ({reasons}). They "
+            "were left in place; repair the storage, or start anew in another directory"
         )
 
     def _candidates(self, step: int | None) -> list[int]:
@@ -100,18 +100,19 @@ class Restorer:
         try:
             answer = agree(round_, "candidates", self._exchange.rank, lambda: None, decide)
         except RanksFailed as failed:
-            raise failed.as_error(f"restore from {self._directory.root}") from failed.__cause__
+            raise failed.as_error(f"restore from {self._directory.location}") from failed.__cause__
         assert isinstance(answer, list)
         return answer
 
     def _published(self, step: int | None) -> list[int]:
         """On the coordinator: the steps to try, in order."""
-        published = self._directory.published()
+        published = list(self._directory.storage.published())
         if step is None:
-            if not published and self._directory.quarantined():
+            quarantined = [] if published else self._directory.storage.quarantined()
+            if quarantined:
                 raise NoValidCheckpointError(
                     "only checkpoints that were found damaged are left, in quarantine: "
-                    f"{', '.join(self._directory.quarantined())}. Repair one and move it back, "
+                    f"{', '.join(quarantined)}. Repair one and move it back, "
                     "or start anew in another directory"
                 )
             return published[::-1]
@@ -135,7 +136,7 @@ class Restorer:
             if self._exchange.is_coordinator:
                 for number, reason in damaged:
                     with around("restore/quarantine", step=number):
-                        quarantine(self._directory, number, reason)
+                        self._directory.storage.quarantine(number, reason)
 
         try:
             agree(round_, "prepare", rank, candidate.prepare, candidate.check)
@@ -176,8 +177,8 @@ class _Candidate:
 
     def prepare(self) -> object:
         """Read the manifest and make the destinations; how they differ from what is stored."""
-        path = self._directory.manifest(self._step)
-        with around("restore/manifest/read", step=self._step, file=str(path)):
+        path = self._directory.storage.manifest_path(self._step)
+        with around("restore/manifest/read", step=self._step, file=path):
             self.published = self._directory.read_manifest(self._step)
         manifest = self.published.manifest
         self._state.prepare(
@@ -202,7 +203,7 @@ class _Candidate:
         if len({view["manifest"] for view in found}) != 1:
             raise CheckpointError(
                 f"the ranks read different manifests of step {self._step}; do all of them see the "
-                f"same file system at {self._directory.root}?"
+                f"same file system at {self._directory.location}?"
             )
         # Pipeline stages hold different tensors: missing is only what no rank has.
         missing = sorted(set.intersection(*(set(view["absent"]) for view in found)))
@@ -219,13 +220,12 @@ class _Candidate:
         """Fill the live tensors and read the objects, everything verified."""
         assert self.published is not None
         manifest = self.published.manifest
-        attempt = self._directory.attempt(self._step, manifest.attempt)
-        read_parts(attempt, manifest, self._parts)
+        files = self._directory.files(manifest)
+        read_parts(files, manifest, self._parts)
         for rank, entry in enumerate(manifest.objects):
-            path = attempt / entry.name
-            with around("restore/shard/read", step=self._step, file=str(path)):
-                content = plain.loads(retried(lambda e=entry: read_file(attempt, e), path))  # type: ignore[misc]
-            shared, own = _objects(content, entry.name)
+            with around("restore/shard/read", step=self._step, file=files.path(entry.name)):
+                content = reading(files, entry.name, partial(read_file, files, entry))
+            shared, own = _objects(plain.loads(content), entry.name)
             self._ranks[rank] = own
             if rank == 0:
                 self._shared = shared

@@ -6,8 +6,8 @@ good means restored from with every rank's reads verified, or every digest check
 `verify`. If none is known to be good when something is to be deleted, the newest steps are checked
 first, and without a good one nothing is deleted.
 
-Guarantees: a step disappears by one rename, made durable before any of its files goes, so that a
-crash leaves it whole or gone. What is in quarantine is never deleted. The attempt in
+Guarantees: a step disappears at once and before any of its files, so that a crash leaves it whole
+or gone (how, is the storage's business). What is in quarantine is never deleted. The attempt in
 flight is never touched, because collecting happens only after it was published.
 
 Does not: know of other live runs; one run at a time owns a directory. Torch-free; called by the
@@ -16,19 +16,13 @@ store on the coordinator.
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import shutil
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Sequence
 
-from .directory import MANIFEST, TRASH_PREFIX, VERIFIED, CheckpointDirectory
+from .directory import CheckpointDirectory
 from .errors import CheckpointError
 from .files import file_problems
-from .publish import fsync_directory
 
-__all__ = ["check_rule", "collect", "is_verified", "mark_verified", "quarantine", "superseded"]
+__all__ = ["check_rule", "collect", "is_verified", "superseded", "verify"]
 
 
 def is_verified(directory: CheckpointDirectory, step: int) -> bool:
@@ -40,25 +34,15 @@ def is_verified(directory: CheckpointDirectory, step: int) -> bool:
         return False
 
 
-def mark_verified(directory: CheckpointDirectory, step: int, attempt: str) -> None:
-    """Record that every byte of ``attempt`` was found as it was saved."""
-    if directory.verified_attempt(step) == attempt:
-        return
-    # Not fsynced: if it is lost, more is kept than needed.
-    temporary = directory.step(step) / f".{VERIFIED}.{secrets.token_hex(8)}.tmp"
-    temporary.write_text(json.dumps({"attempt": attempt}) + "\n", "ascii")
-    temporary.rename(directory.step(step) / VERIFIED)
-
-
 def verify(directory: CheckpointDirectory, step: int, *, record: bool = True) -> bool:
     """Check every digest of ``step`` and record it if all are right."""
     try:
         manifest = directory.read_manifest(step).manifest
-        problems = file_problems(directory.attempt(step, manifest.attempt), manifest)
+        problems = file_problems(directory.files(manifest), manifest)
     except (CheckpointError, OSError):
         return False
     if not problems and record:
-        mark_verified(directory, step, manifest.attempt)
+        directory.mark_verified(step, manifest.attempt)
     return not problems
 
 
@@ -78,7 +62,7 @@ def superseded(
     record: bool = True,
 ) -> list[int]:
     """The published steps that the rule does not keep; with ``record=False`` nothing is written."""
-    newest_first = directory.published()[::-1]
+    newest_first = directory.storage.published()[::-1]
     candidates = [
         step for step in newest_first[keep_last:] if keep_every is None or step % keep_every
     ]
@@ -94,61 +78,11 @@ def superseded(
 
 def collect(
     directory: CheckpointDirectory, *, keep_last: int, keep_every: int | None = None
-) -> list[str]:
+) -> Sequence[str]:
     """Delete leftovers, and published steps by the rule.
 
     Returns:
         What was deleted, relative to the directory.
     """
     unneeded = superseded(directory, keep_last=keep_last, keep_every=keep_every)
-    steps = [directory.step(step) for step in unneeded]
-    doomed = [*directory.leftovers(), *steps]
-    collected = []
-    trash = []
-    for path in doomed:
-        gone = _set_aside_for_deletion(directory, path)
-        if gone is not None:
-            trash.append(gone)
-            collected.append(str(path.relative_to(directory.root)))
-    if steps:
-        fsync_directory(directory.root)
-    for path in trash:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    return collected
-
-
-def _set_aside_for_deletion(directory: CheckpointDirectory, path: Path) -> Path | None:
-    """Rename ``path`` out of every name that is ever read; None if it is not to be deleted."""
-    if path.name.startswith(TRASH_PREFIX) or path.is_symlink() or not path.is_dir():
-        return path
-    trash = directory.root / f"{TRASH_PREFIX}{secrets.token_hex(8)}"
-    was_published = (path / MANIFEST).exists()
-    try:
-        path.rename(trash)
-    except FileNotFoundError:
-        return None
-    if not was_published and (trash / MANIFEST).exists():
-        # Someone published between the look and the rename: that checkpoint is whole.
-        with suppress(OSError):
-            trash.rename(path)
-        return None
-    return trash
-
-
-def quarantine(directory: CheckpointDirectory, step: int, reason: str) -> str:
-    """Move the damaged ``step`` aside, with the reason in a JSON file beside it; its new name."""
-    directory.quarantine.mkdir(exist_ok=True)
-    source = directory.step(step)
-    number = 1
-    while os.path.lexists(directory.quarantine / f"{source.name}-{number}"):
-        number += 1
-    name = f"{source.name}-{number}"
-    note = directory.quarantine / f"{name}.json"
-    note.write_text(json.dumps({"step": step, "reason": reason}, indent=1) + "\n", "utf-8")
-    source.rename(directory.quarantine / name)
-    fsync_directory(directory.quarantine)
-    fsync_directory(directory.root)
-    return name
+    return directory.storage.delete(directory.storage.leftovers(), unneeded)

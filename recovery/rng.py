@@ -144,7 +144,9 @@ def seed_stream(name: str, stream_seed: int) -> None:
     elif name == "torch":
         torch.default_generator.manual_seed(stream_seed)
     elif name == "cuda":
-        torch.cuda.manual_seed(stream_seed)
+        # The call is kept for later with its stack, which takes 4 ms, even if no GPU can come.
+        if torch.backends.cuda.is_built():
+            torch.cuda.manual_seed(stream_seed)
     elif numpy is not None:
         numpy.random.seed([stream_seed & 0xFFFFFFFF, stream_seed >> 32])
 

@@ -18,27 +18,23 @@ events see `seatrial.recovery.store`, which calls this.
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from . import plain
 from .agreement import Failure, RanksFailed, decode, decode_all, encode_failures, encode_value
 from .checkpointable import Checkpointable
 from .digest import DEFAULT
-from .directory import ATTEMPT_PREFIX, CheckpointDirectory
+from .directory import CheckpointDirectory
 from .errors import AlreadyPublishedError, CheckpointError, SaveError
 from .exchange import COORDINATOR, Exchange, Round
 from .layout import CHUNK_BYTES, Part, Region, local_parts, split
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
 from .planning import Assignment, Planner
 from .probe import around
-from .publish import fsync_directory, open_directory, probe_publish, publish_at
+from .storage import Attempt
 from .writer import write_object_file, write_shard_file
 
 __all__ = ["Labels", "PlannedSave", "Saver"]
@@ -69,8 +65,6 @@ class Saver:
         self._labels = labels
         self._algorithm = algorithm
         self._planner = Planner(exchange)
-        self._storage_proven = False
-        self._new_directories: set[Path] = set()
 
     def save(self, state: Checkpointable, *, step: int, parent_step: int | None) -> Manifest:
         """Save on all ranks; returns the same manifest on each.
@@ -112,7 +106,7 @@ class PlannedSave:
         self._exchange = saver._exchange
         self._directory = saver._directory
         self._rank = saver._exchange.rank
-        self._step_directory = -1
+        self._attempt: Attempt | None = None  # the coordinator's
         self._objects = b""
         self._copy_error: Exception | None = None
 
@@ -176,28 +170,10 @@ class PlannedSave:
         return Manifest.from_bytes(content)
 
     def _begin_attempt(self) -> str:
-        """On the coordinator: make a directory that no other attempt has, and name it."""
-        root, step = self._directory.root, self._directory.step(self._step)
-        # What is made here is fsynced in `_write`; if that fails, by a later save.
-        self._saver._new_directories |= {
-            path for path in (root, *root.parents) if not path.exists()
-        }
-        root.mkdir(parents=True, exist_ok=True)
-        if not self._saver._storage_proven:
-            probe_publish(root)
-            self._saver._storage_proven = True
-        if self._directory.is_published(self._step):
-            raise AlreadyPublishedError(
-                f"{self._directory.manifest(self._step)} exists; resume from it, or remove the "
-                "step's directory to save it again"
-            )
-        attempt = f"{ATTEMPT_PREFIX}{secrets.token_hex(8)}"
-        step.mkdir(exist_ok=True)
-        self._directory.attempt(self._step, attempt).mkdir()
-        # Held from here on: if someone collects the step's directory and makes a new one, then
-        # the manifest cannot get into the new one.
-        self._step_directory = self._stack.enter_context(open_directory(step))
-        return attempt
+        """On the coordinator: make a place that no other attempt has, and name it."""
+        self._attempt = self._directory.storage.begin(self._step)
+        self._stack.callback(self._attempt.close)
+        return self._attempt.name
 
     def _report(self, round_: Round, assignment: Assignment) -> Exception | None:
         """Write, and post what was written or why it was not; returns the error if any."""
@@ -221,27 +197,25 @@ class PlannedSave:
         if self._copy_error is not None:
             raise self._copy_error
         algorithm = self._saver._algorithm
-        attempt = self._directory.attempt(self._step, assignment.attempt)
-        base = attempt / f"rank-{self._rank:05d}"
+        files = self._directory.storage.files(self._step, assignment.attempt)
+        base = f"rank-{self._rank:05d}"
         shard, chunks = write_shard_file(
-            base.with_suffix(".safetensors"),
+            files,
+            f"{base}.safetensors",
             assignment.parts,
             step=self._step,
             chunk_bytes=CHUNK_BYTES,
             algorithm=algorithm,
         )
         entry = write_object_file(
-            base.with_suffix(".json"), self._objects, step=self._step, algorithm=algorithm
+            files, f"{base}.json", self._objects, step=self._step, algorithm=algorithm
         )
-        with around("checkpoint/directory/fsync", step=self._step, file=str(attempt)):
-            fsync_directory(attempt)
-            if self._exchange.is_coordinator:
-                # Before the manifest is linked: it must never outlive what it names.
-                os.fsync(self._step_directory)
-                fsync_directory(self._directory.root)
-                for made in tuple(self._saver._new_directories):
-                    fsync_directory(made.parent)
-                    self._saver._new_directories.discard(made)
+        if files.fsyncs:
+            with around("checkpoint/directory/fsync", step=self._step, file=files.path()):
+                files.fsync()
+                if self._attempt is not None:
+                    # Before the manifest is linked: it must never outlive what it names.
+                    self._attempt.fsync()
         return [vars(shard), vars(entry), [[c.offset, c.length, c.digest] for c in chunks]]
 
     def _commit(self, round_: Round, assignment: Assignment) -> tuple[bytes, Exception | None]:
@@ -252,15 +226,14 @@ class PlannedSave:
                 reports = [json.loads(value) for value in decode_all(messages)]
         except RanksFailed as failed:
             # Every rank has reported, so none writes any more. The space may be what was lacking.
-            shutil.rmtree(
-                self._directory.attempt(self._step, assignment.attempt), ignore_errors=True
-            )
+            self._begun.abandon()
             return encode_failures(failed.failures), None
         except Exception as error:
             return encode_failures({COORDINATOR: Failure.of(error)}), error
         try:
-            content = self._manifest(assignment, reports).to_bytes()
-            self._publish(content)
+            manifest = self._manifest(assignment, reports)
+            content = manifest.to_bytes()
+            self._begun.publish(content, manifest.file_sizes)
             return encode_value(content), None
         except Exception as error:
             return self._failure(error, assignment.attempt), error
@@ -300,16 +273,10 @@ class PlannedSave:
             ),
         )
 
-    def _publish(self, content: bytes) -> None:
-        path = self._directory.manifest(self._step)
-        publish_at(
-            self._step_directory, path, content, event="checkpoint/manifest", step=self._step
-        )
-        if not os.path.samestat(os.fstat(self._step_directory), os.stat(path.parent)):
-            raise SaveError(
-                f"{path.parent} was collected while this attempt was saving; another attempt has "
-                "taken over"
-            )
+    @property
+    def _begun(self) -> Attempt:
+        assert self._attempt is not None
+        return self._attempt
 
     def _failure(self, error: Exception, attempt: str) -> bytes:
         """The message for an error of the coordinator; says so if the manifest is there."""

@@ -30,6 +30,7 @@ Events, with ``step`` and, where it says so, ``file`` (a full path):
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,12 +43,14 @@ from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
 from .errors import CheckpointError, RecoveryError
 from .exchange import TIMEOUT_S, Exchange
-from .inspect import verify_step
+from .inspect import step_problems
 from .manifest import Manifest
 from .probe import around, probe
 from .restoring import Restorer
 from .saving import Labels, Saver
 from .staging import Staging
+from .storage import absolute
+from .storage.local import LocalStorage
 
 __all__ = ["CheckpointInfo", "CheckpointStore", "Restored", "SaveHandle"]
 
@@ -83,7 +86,7 @@ class Restored:
 
 
 class CheckpointStore:
-    """Checkpoints in ``directory``, which all ranks see.
+    """Checkpoints in ``directory``, a path or URL, which all ranks see.
 
     Args:
         exchange: how ranks talk; by default over the default process group's store, looked up at
@@ -93,11 +96,14 @@ class CheckpointStore:
         topology, writer, run: kept in every manifest; see `Manifest`.
         digest: algorithm of the digests that are written, ``xxh3_128`` or ``blake3``; all are read.
         timeout_s: of the exchange, if none is given; see `Exchange.from_process_group`.
+        storage_options: for a URL, what fsspec's file system takes, such as ``endpoint_url``.
+        single_writer: for a URL whose storage cannot publish exactly once: nobody but this job,
+            one attempt at a time, ever saves there.
     """
 
     def __init__(
         self,
-        directory: str | Path,
+        directory: str | os.PathLike[str],
         *,
         exchange: Exchange | None = None,
         keep_last: int = 2,
@@ -107,9 +113,13 @@ class CheckpointStore:
         run: Mapping[str, object] | None = None,
         digest: str = DEFAULT,
         timeout_s: float = TIMEOUT_S,
+        storage_options: Mapping[str, object] | None = None,
+        single_writer: bool = False,
     ) -> None:
         retention.check_rule(keep_last, keep_every)
-        self._directory = CheckpointDirectory(Path(directory).absolute())
+        self._directory = CheckpointDirectory.at(
+            absolute(directory), storage_options=storage_options, single_writer=single_writer
+        )
         self._exchange = exchange
         self._keep_last = keep_last
         self._keep_every = keep_every
@@ -123,8 +133,17 @@ class CheckpointStore:
         self._staging = Staging()
 
     @property
+    def location(self) -> str:
+        """The absolute path or the URL of the checkpoints."""
+        return self._directory.location
+
+    @property
     def directory(self) -> Path:
-        return self._directory.root
+        """The directory; raises `CheckpointError` where the checkpoints are below a URL."""
+        storage = self._directory.storage
+        if not isinstance(storage, LocalStorage):
+            raise CheckpointError(f"{self.location} is no directory; use location")
+        return storage.root
 
     @property
     def exchange(self) -> Exchange:
@@ -213,7 +232,7 @@ class CheckpointStore:
         restored_step = found.manifest.step
         self._parent_step = restored_step
         if self.exchange.is_coordinator:
-            retention.mark_verified(self._directory, restored_step, found.manifest.attempt)
+            self._directory.mark_verified(restored_step, found.manifest.attempt)
         collected = self._collect(restored_step)
         return Restored(
             step=restored_step,
@@ -229,7 +248,7 @@ class CheckpointStore:
 
     def list(self) -> list[CheckpointInfo]:
         """The published checkpoints, lowest step first."""
-        return [self._info(step) for step in self._directory.published()]
+        return [self._info(step) for step in self._directory.storage.published()]
 
     def _info(self, step: int) -> CheckpointInfo:
         try:
@@ -248,10 +267,10 @@ class CheckpointStore:
 
     def verify(self, step: int) -> Sequence[str]:
         """Check every digest of ``step`` again and list what is wrong; a clean one is recorded."""
-        problems = verify_step(self._directory.root, step)
+        problems = step_problems(self._directory, step)
         if not problems:
             attempt = self._directory.read_manifest(step).manifest.attempt
-            retention.mark_verified(self._directory, step, attempt)
+            self._directory.mark_verified(step, attempt)
         return problems
 
     def prune(self) -> Sequence[str]:
@@ -260,7 +279,7 @@ class CheckpointStore:
         Local: call it on one rank, while no rank saves.
         """
         self._background.settle()
-        published = self._directory.published()
+        published = self._directory.storage.published()
         if published:
             retention.verify(self._directory, published[-1])
         return retention.collect(
@@ -278,7 +297,7 @@ class CheckpointStore:
             except (OSError, CheckpointError) as error:
                 # The checkpoint is safe; what is lost is space, and the next save tries again.
                 warnings.warn(
-                    f"leftovers in {self._directory.root} could not be deleted: {error}",
+                    f"leftovers in {self._directory.location} could not be deleted: {error}",
                     RuntimeWarning,
                     stacklevel=3,
                 )

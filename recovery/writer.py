@@ -6,13 +6,14 @@ and not by that library because each chunk is digested on its way to the file, a
 library neither fsyncs nor reports where a chunk lies. What safetensors has no dtype for (complex,
 some float8) is stored as U8; the true dtype and shape are in the manifest.
 
-Several threads write one file, each at its own places: while one waits for the kernel, another
-digests, and the disk begins to write what it was given at once.
+Where the storage allows it, several threads write one file, each at its own places: while one waits
+for the kernel, another digests, and the disk begins to write what it was given at once. An object
+is written in order.
 
 Guarantees: on return the file's content is durable and its digests are those of the bytes that were
 meant to be written, taken from memory and never from the file. An existing file is never opened.
 An error in any thread is raised here, after all of them have stopped. The directory's entry is not
-durable until the directory is fsynced (`publish.fsync_directory`).
+durable until the directory is fsynced (`Files.fsync`).
 
 Does not: copy tensors whose bytes lie in memory as they are stored; of others, one chunk for each
 thread. Publish, or retry. Called by the store.
@@ -22,12 +23,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,9 +36,8 @@ from .errors import StateError
 from .layout import Part, Region, as_carrier, split
 from .manifest import Chunk, FileEntry, ShardEntry
 from .probe import around
-from .publish import write_all
+from .storage.protocol import Files, Sink
 from .workers import run_all, writer_threads
-from .writeback import preallocate, start_writeback
 
 __all__ = ["write_object_file", "write_shard_file"]
 
@@ -87,16 +85,18 @@ class _Source:
 
 
 def write_shard_file(
-    path: Path,
+    files: Files,
+    name: str,
     parts: Sequence[Part],
     *,
     step: int,
     chunk_bytes: int = _UNCUT,
     algorithm: str = DEFAULT,
 ) -> tuple[ShardEntry, list[Chunk]]:
-    """Write ``parts`` to the new file ``path`` and fsync it.
+    """Write ``parts`` to the new file ``name``, durably.
 
-    Announces ``checkpoint/shard/write`` and ``checkpoint/shard/fsync``, in the calling thread.
+    Announces ``checkpoint/shard/write`` and, where the storage has that step,
+    ``checkpoint/shard/fsync``, in the calling thread.
 
     Returns:
         The file's entry, and the chunks in order: one for each piece that `layout.split` makes of a
@@ -107,22 +107,15 @@ def write_shard_file(
     header = _header(parts)
     sources = _sources(parts, len(header), chunk_bytes)
     size = sources[-1].offset + sources[-1].length if sources else len(header)
-    file = _create(path)
-    try:
-        with around("checkpoint/shard/write", step=step, file=str(path)):
-            _write_file(file, header, sources, size, algorithm)
-            if os.fstat(file).st_size != size:
-                raise OSError(f"{path} has {os.fstat(file).st_size} bytes instead of {size}")
-        with around("checkpoint/shard/fsync", step=step, file=str(path)):
-            os.fsync(file)
-    finally:
-        os.close(file)
-    entry = ShardEntry(
-        name=path.name, size=size, header=len(header), digest=digest(header, algorithm)
-    )
+    with files.create(name, size) as sink:
+        with around("checkpoint/shard/write", step=step, file=files.path(name)):
+            _write_file(sink, header, sources, size, algorithm)
+            sink.finish()
+        _fsync(sink, files.path(name), step)
+    entry = ShardEntry(name=name, size=size, header=len(header), digest=digest(header, algorithm))
     return entry, [
         Chunk(
-            file=path.name,
+            file=name,
             offset=source.offset,
             length=source.length,
             digest=source.digest,
@@ -134,23 +127,21 @@ def write_shard_file(
 
 
 def write_object_file(
-    path: Path, content: bytes, *, step: int, algorithm: str = DEFAULT
+    files: Files, name: str, content: bytes, *, step: int, algorithm: str = DEFAULT
 ) -> FileEntry:
-    """Write ``content`` to the new file ``path`` and fsync it; announces as shards do."""
-    file = _create(path)
-    try:
-        with around("checkpoint/shard/write", step=step, file=str(path)):
-            write_all(file, content)
-        with around("checkpoint/shard/fsync", step=step, file=str(path)):
-            os.fsync(file)
-    finally:
-        os.close(file)
-    return FileEntry(name=path.name, size=len(content), digest=digest(content, algorithm))
+    """Write ``content`` to the new file ``name``, durably; announces as shards do."""
+    with files.create(name, len(content)) as sink:
+        with around("checkpoint/shard/write", step=step, file=files.path(name)):
+            sink.write_at(content, 0)
+            sink.finish()
+        _fsync(sink, files.path(name), step)
+    return FileEntry(name=name, size=len(content), digest=digest(content, algorithm))
 
 
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, 0o644)
+def _fsync(sink: Sink, path: str, step: int) -> None:
+    if sink.fsyncs:
+        with around("checkpoint/shard/fsync", step=step, file=path):
+            sink.fsync()
 
 
 def _header(parts: Sequence[Part]) -> bytes:
@@ -181,16 +172,13 @@ def _sources(parts: Sequence[Part], start: int, chunk_bytes: int) -> list[_Sourc
 
 
 def _write_file(
-    file: int, header: bytes, sources: Sequence[_Source], size: int, algorithm: str
+    sink: Sink, header: bytes, sources: Sequence[_Source], size: int, algorithm: str
 ) -> None:
-    alone = size <= _ALONE_BYTES
-    if not alone:
-        preallocate(file, size)
-    _write_at(file, header, 0)
+    sink.write_at(header, 0)
     run_all(
-        partial(_write_batch, file, algorithm),
+        partial(_write_batch, sink, algorithm),
         list(_batches(sources)),
-        threads=1 if alone else writer_threads(),
+        threads=1 if size <= _ALONE_BYTES else sink.threads or writer_threads(),
     )
 
 
@@ -208,20 +196,19 @@ def _batches(sources: Sequence[_Source]) -> Iterator[list[_Source]]:
         yield batch
 
 
-def _write_batch(file: int, algorithm: str, batch: list[_Source]) -> None:
+def _write_batch(sink: Sink, algorithm: str, batch: list[_Source]) -> None:
     if len(batch) == 1:
-        _write_digesting(file, batch[0], algorithm)
+        _write_digesting(sink, batch[0], algorithm)
         return
     pending = bytearray()
     for source in batch:
         content = tensor_bytes(source.tensor)
         source.digest = digest(content, algorithm)
         pending += content
-    _write_at(file, pending, batch[0].offset)
-    start_writeback(file, batch[0].offset, len(pending))
+    sink.write_at(pending, batch[0].offset)
 
 
-def _write_digesting(file: int, source: _Source, algorithm: str) -> None:
+def _write_digesting(sink: Sink, source: _Source, algorithm: str) -> None:
     content = tensor_bytes(source.tensor)
     running = Digest(algorithm)
     offset = source.offset
@@ -231,17 +218,8 @@ def _write_digesting(file: int, source: _Source, algorithm: str) -> None:
     for start, end in itertools.pairwise(cuts):
         piece = content[start:end]
         running.update(piece)
-        _write_at(file, piece, offset + start)
-        start_writeback(file, offset + start, len(piece))
+        sink.write_at(piece, offset + start)
     source.digest = running.text()
-
-
-def _write_at(file: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-    """Write everything, however short single writes are."""
-    rest = memoryview(data)
-    while rest:
-        done = os.pwrite(file, rest, offset)
-        rest, offset = rest[done:], offset + done
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

@@ -29,11 +29,12 @@ import time
 import traceback
 from pathlib import Path
 
+from ..trace import read_last
 from .plan import AttemptPlan
 from .processes import adopt_orphans, command_line, descendants, die_with_parent, kill_descendants
 
 EXITS = "exits.json"
-"""Where the torchrun agent leaves the exit status of each rank, in the attempt's directory."""
+"""Where the torchrun agent leaves how ranks failed, in the attempt's directory; null: none did."""
 
 
 _LEAVING_S = 2.0
@@ -192,16 +193,28 @@ def _start(module: str, arguments: list[str], directory: Path) -> int:
     return process.pid
 
 
-def _torchrun_exits(plan: AttemptPlan, agent_status: int) -> dict[int, int]:
-    """What torchrun says of each rank; a rank it does not blame was ended by torchrun itself."""
+def _torchrun_exits(plan: AttemptPlan, agent_status: int) -> dict[int, int | None]:
+    """How each rank ended: as torchrun says, or else as the rank itself wrote down.
+
+    A rank that did neither was ended by torchrun itself, which sends SIGTERM when another fails.
+    """
     ranks = range(plan.world.ranks)
     try:
-        failed = json.loads((Path(plan.directory) / EXITS).read_text())
+        blamed = json.loads((Path(plan.directory) / EXITS).read_text())
     except FileNotFoundError:
         return dict.fromkeys(ranks, agent_status or 1)
-    first = {int(rank): code for rank, code in failed.items()}
-    others = dict.fromkeys(ranks, -signal.SIGTERM if failed else 0)
-    return first | {rank: code for rank, code in others.items() if rank not in first}
+    if blamed is None:
+        return dict.fromkeys(ranks, 0)
+    exits: dict[int, int | None] = {int(rank): code for rank, code in blamed.items()}
+    for rank in set(ranks) - exits.keys():
+        exits[rank] = _own_status(plan.trace_file(rank))
+    return exits
+
+
+def _own_status(trace: Path) -> int | None:
+    if ended := read_last(trace, "ended"):
+        return int(str(ended["status"]))
+    return 1 if read_last(trace, "error") else None
 
 
 def main() -> None:

@@ -33,10 +33,13 @@ METHODS = ("fork", "spawn", "torchrun")
 
 @dataclass(frozen=True)
 class RankExit:
-    """How a rank's process ended: ``status`` is its exit code, or minus the signal's number."""
+    """How a rank's process ended: ``status`` is its exit code, or minus the signal's number.
+
+    None: the launcher ended it after another rank had failed, and that is all it says.
+    """
 
     rank: int
-    status: int
+    status: int | None
     t: float
 
 
@@ -61,6 +64,9 @@ def _environment(scratch: Path) -> dict[str, str]:
         # One thread each: a process that has started OpenMP's must not be forked.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        # torch.cuda.is_available() at a module's top level would otherwise start the driver in the
+        # process that ranks are forked from, without torch knowing.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # Importing torch._dynamo makes this directory; it must not stay behind in /tmp.
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "PYTHONPATH": os.pathsep.join(_import_path()),
@@ -203,7 +209,7 @@ class LocalLauncher:
                 return message
             rank, status = message["exited"], message["status"]
             assert isinstance(rank, int)
-            assert isinstance(status, int)
+            assert status is None or isinstance(status, int)
             self._pending.append(RankExit(rank, status, time.monotonic()))
         return None
 

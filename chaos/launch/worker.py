@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from seatrial.recovery.rng import seed_everything
 
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
+from ..litter import mapped_segments
 from ..schedule import Schedule
 from ..trace import TraceWriter
 from .context import RankContext
@@ -47,20 +48,27 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
     pid_file(Path(plan.directory), rank).write_text(str(os.getpid()))
     trace = TraceWriter(plan.trace_file(rank))
     trace.record("process", pid=os.getpid(), attempt=plan.attempt, rank=rank)
+    os.register_at_fork(after_in_child=lambda: trace.record("forked", pid=os.getpid()))
     try:
         _run(plan, rank, trace)
-        trace.record("ended", status=0, cpu_s=time.process_time())
+        trace.record("ended", status=0, cpu_s=time.process_time(), segments=mapped_segments())
         return 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 1 if leaving.code else 0
-        trace.record("ended", status=status)
+        trace.record("ended", status=status, segments=mapped_segments())
         if leaving.code and not isinstance(leaving.code, int):
             print(leaving.code, file=sys.stderr)
         return status
     except BaseException as error:
         # First of all: its time tells which rank failed first.
         names = [kind.__name__ for kind in type(error).__mro__]
-        trace.record("error", type=type(error).__name__, bases=names, message=str(error))
+        trace.record(
+            "error",
+            type=type(error).__name__,
+            bases=names,
+            message=str(error),
+            causes=[type(cause).__name__ for cause in _causes(error)],
+        )
         traceback.print_exc()
         return 1
     finally:
@@ -75,7 +83,7 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         world_size=world.ranks,
         ranks_per_node=world.ranks_per_node,
         attempt=plan.attempt,
-        store=Path(plan.store),
+        store=plan.store,
         pids=directory,
     )
     listen(Injector(Schedule.parse(plan.schedule), position, ledger, trace))
@@ -104,6 +112,16 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
     probe("exit", "before")
     dist.destroy_process_group()
     probe("exit", "after")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """What ``error`` was raised from or while handling, newest first."""
+    seen = {id(error)}
+    cause = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
 
 
 def _load(entry: str) -> Entry:

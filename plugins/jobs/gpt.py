@@ -79,7 +79,7 @@ class GPTJob:
         self._text = load_text(config.text)
         self._data = ByteWindows(self._text, context=config.context, num_samples=config.samples)
         # The same initial weights on every rank and every topology.
-        torch.manual_seed(context.seed)
+        torch.default_generator.manual_seed(context.seed)
         model = _gpt(config).to(device)
         self._on = distribute(model, self._place, device_type=device.type, context=config.context)
         self._model = self._on.model
@@ -247,12 +247,13 @@ class GPTJob:
 def warm_up() -> None:
     """One step of the default model, in the process that ranks are forked from.
 
-    Compiles the CPU kernels and fills torch's caches once, where every rank of every attempt would
-    do so again. A torch built for CUDA is left alone: its autograd starts a thread for each GPU,
-    and threads do not survive a fork.
+    Compiles the CPU kernels, reads the default text and fills torch's caches once, where every rank
+    of every attempt would do so again. A torch built for CUDA is left alone: its autograd starts a
+    thread for each GPU, and threads do not survive a fork.
     """
     if torch.backends.cuda.is_built():
         return
+    load_text()
     config = GPTConfig()
     model = _gpt(config)
     place = Place(Topology.parse("dp1"), 0)

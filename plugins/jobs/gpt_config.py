@@ -24,7 +24,7 @@ class GPTConfig:
     width: int = 32
     layers: int = 2
     heads: int = 2
-    context: int = 32
+    context: int = 16
     dropout: float = 0.1
     tied: bool = True
     experts: int = 0

@@ -10,6 +10,7 @@ Does not: tokenize, decode, or keep windows apart (short texts give overlapping 
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -35,16 +36,21 @@ def load_text(path: str | Path = "") -> bytes:
         except OSError as error:
             raise TextError(f"the text {path} cannot be read: {error.strerror}") from error
     else:
-        try:
-            topics = importlib.import_module(_DEFAULT_MODULE).topics
-        except ImportError as error:
-            raise TextError(
-                f"this Python has no {_DEFAULT_MODULE}, the default text; give one with text=PATH"
-            ) from error
-        text = "\n".join(topics[name] for name in sorted(topics)).encode()
+        text = _default_text()
     if not text:
         raise TextError(f"the text {path or _DEFAULT_MODULE} is empty; give another with text=PATH")
     return text
+
+
+@cache
+def _default_text() -> bytes:
+    try:
+        topics = importlib.import_module(_DEFAULT_MODULE).topics
+    except ImportError as error:
+        raise TextError(
+            f"this Python has no {_DEFAULT_MODULE}, the default text; give one with text=PATH"
+        ) from error
+    return "\n".join(topics[name] for name in sorted(topics)).encode()
 
 
 class ByteWindows:

@@ -49,7 +49,7 @@ def supervise_program(
             limits=Limits(
                 max_restarts=max_restarts, silence_s=silence_s, stopped_silence_s=silence_s
             ),
-            store=store,
+            store=str(store),
             directory=directory / "run",
             inspect=lambda _: StoreState(),
         )

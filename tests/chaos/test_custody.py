@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,29 @@ def test_temporary_files_and_shared_memory_are_found_and_removed(
     segments = [path for path in litter if path.startswith("/dev/shm/torch_")]
     assert (len(files), len(segments), len(litter)) == (2, 2, 4)
     assert not any(Path(path).exists() for path in litter)
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_segments_of_children_and_whatever_a_rank_had_mapped_are_found_and_removed(
+    supervise_program: SuperviseProgram, preempted: bool
+) -> None:
+    litter = supervise_program("forget_segments", preempted=preempted).attempts[0].litter
+    kinds = sorted(Path(path).name.partition("_")[0] for path in litter)
+    assert kinds == ["psm", "psm", "torch", "torch"]
+    assert not any(Path(path).exists() for path in litter)
+
+
+def test_a_segment_that_was_there_before_is_nobodys_litter(
+    supervise_program: SuperviseProgram,
+) -> None:
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    segment.close()
+    try:
+        run = supervise_program("use_a_segment_of_others", name=segment.name)
+        assert (run.completed, run.attempts[0].litter) == (True, ())
+        assert Path("/dev/shm", segment.name).exists()
+    finally:
+        segment.unlink()
 
 
 def test_shared_memory_of_other_processes_is_left_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -34,7 +35,7 @@ def struck(tmp_path: Path, trace: Path) -> Struck:
             world_size=4,
             ranks_per_node=2,
             attempt=attempt,
-            store=tmp_path,
+            store=str(tmp_path),
             pids=tmp_path,
         )
         injector = Injector(
@@ -128,3 +129,49 @@ def test_every_event_is_traced_with_its_step(struck: Struck, trace: Path) -> Non
     assert len(records) == 2 * 2 * len(STEP)
     assert {record["step"] for record in records[: len(STEP)]} == {1}
     assert {record["step"] for record in records[-len(STEP) :]} == {2}
+
+
+def test_a_save_in_the_background_and_the_training_have_a_step_each(
+    tmp_path: Path, trace: Path
+) -> None:
+    (tmp_path / "strikes").mkdir()
+    position = Position(
+        rank=1, world_size=4, ranks_per_node=2, attempt=1, store=tmp_path, pids=tmp_path
+    )
+    schedule = Schedule.parse("raise rank=1 at=step:6/data; raise rank=1 at=data nth=4")
+    injector = Injector(schedule, position, Ledger(tmp_path / "strikes"), TraceWriter(trace))
+    injector("step", "before", {"step": 6})
+    saving = Thread(target=lambda: injector("checkpoint/report", "before", {"step": 5}))
+    saving.start()
+    saving.join()
+    with pytest.raises(InjectedError, match="step:6/data"):
+        injector("data", "before", {})
+    assert [(r["event"], r["step"]) for r in read_trace(trace) if r["kind"] == "event"] == [
+        ("step", 6),
+        ("checkpoint/report", 5),
+        ("data", 6),
+    ]
+
+
+def test_threads_count_together(tmp_path: Path, trace: Path) -> None:
+    (tmp_path / "strikes").mkdir()
+    position = Position(
+        rank=1, world_size=4, ranks_per_node=2, attempt=1, store=tmp_path, pids=tmp_path
+    )
+    schedule = Schedule.parse("raise rank=1 at=data nth=2000")
+    injector = Injector(schedule, position, Ledger(tmp_path / "strikes"), TraceWriter(trace))
+    struck = []
+
+    def announce() -> None:
+        for _ in range(500):
+            try:
+                injector("data", "before", {})
+            except InjectedError:
+                struck.append(1)
+
+    threads = [Thread(target=announce) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert struck == [1]

@@ -168,3 +168,16 @@ def test_closing_a_launcher_ends_its_custodian_and_twice_is_fine(
     cold_launcher.close()
     cold_launcher.close()
     assert cold_launcher._process.pid not in descendants(os.getpid())
+
+
+def test_a_rank_that_torchrun_ended_itself_is_not_said_to_have_died_of_the_signal(
+    supervise_program: SuperviseProgram, tmp_path: Path
+) -> None:
+    with LocalLauncher(method="torchrun", scratch=[tmp_path], preload=()) as launcher:
+        run = supervise_program(
+            "ignore_sigterm_and_see_a_peer_fail",
+            "terminate rank=1 at=data grace=60",
+            by=launcher,
+        )
+    attempt = run.attempts[0]
+    assert (attempt.culprit, attempt.exits) == (0, {0: 1})

@@ -87,6 +87,12 @@ def test_a_label_names_actions_and_places() -> None:
         ("kill rank=1 at=data attempt=2", "no attempt 2"),
         ("kill rank=1 at=data attempt=2; flip rank=1 at=step:6/data", "no attempt 2"),
         ("kill rank=1 at=data attempt=2; kill rank=1 at=data attempt=2", "no attempt 2"),
+        ("kill rank=1 at=data; kill rank=1 at=data attempt=3", "no attempt 3 .* end 2 attempts"),
+        ("kill rank=1 at=data; kill rank=1 at=restore attempt=3", "no attempt 3"),
+        (
+            "kill rank=1 at=data persistent=yes attempt=1; kill rank=1 at=data attempt=3",
+            "no attempt 3",
+        ),
         ("kill rank=1 at=step nth=23", "happens at most 22 times"),
         ("kill rank=1 at=step:3 nth=2", "happens at most 1 time"),
         ("kill rank=1 at=start nth=2", "happens at most 1 time"),
@@ -118,6 +124,9 @@ def test_a_fault_that_can_never_fire_is_refused(text: str, why: str) -> None:
         "kill rank=1 at=step:12/data; kill rank=0 at=step:10/restore",
         "kill rank=1 at=step:12/data; kill rank=0 at=data attempt=2",
         "kill rank=1 at=data; kill rank=0 at=restore attempt=2; kill rank=0 at=data attempt=3",
+        "kill rank=1 at=data persistent=yes; kill rank=0 at=data attempt=3",
+        "kill rank=1 at=data; kill rank=0 at=data; kill rank=0 at=step:8/data attempt=3",
+        "raise rank=* at=data; kill rank=0 at=data attempt=3",
         "terminate rank=1 at=step:11/data; kill rank=0 at=step:11/checkpoint",
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import errno
 import re
 import shlex
 import sys
@@ -22,11 +23,14 @@ from seatrial.chaos.fault import ACTIONS
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.plugins.jobs.gpt_config import GPTConfig
 from seatrial.plugins.option_table import OPTIONS
+from seatrial.recovery.storage import s3_client, s3_upload
+from seatrial.recovery.storage.retry import LOCAL, REMOTE, TRANSIENT
 
 from .conftest import run_python
 from .documents import DOCUMENTS, ROOT, Block, all_blocks, anchors, blocks, links, table
 
 README = ROOT / "README.md"
+STORAGE = ROOT / "docs" / "storage.md"
 FAULTS = ROOT / "docs" / "faults.md"
 FLAGS = {"--chaos", *(option.flag for option in OPTIONS)}
 
@@ -52,10 +56,34 @@ def test_the_table_of_events_is_the_code_s(document: Path) -> None:
             f"`{event.name}`",
             event.stage,
             event.meaning,
-            "rank 0" if event.coordinator_only else "every rank",
+            ("rank 0" if event.coordinator_only else "every rank")
+            + (", directories only" if event.directory_only else ""),
         ]
         for event in EVENTS
     ]
+
+
+def test_the_events_that_only_directories_have_are_the_code_s() -> None:
+    assert [row[0] for row in table(STORAGE, "directory-only")] == [
+        f"`{event.name}`" for event in EVENTS if event.directory_only
+    ]
+
+
+def test_the_table_of_transient_errors_is_the_code_s() -> None:
+    rows = table(STORAGE, "transient")
+    named = {getattr(errno, name) for row in rows for name in re.findall(r"`(E[A-Z]+)`", row[0])}
+    assert named == TRANSIENT
+
+
+def test_the_bounds_of_trying_again_are_the_code_s() -> None:
+    text = STORAGE.read_text()
+    assert f"| no new try after | {LOCAL.total_s:g} s | {REMOTE.total_s:g} s |" in text
+    waits = f"{LOCAL.wait_max_s:g} s | {REMOTE.wait_max_s:g} s"
+    assert f"| wait between tries, at most | {waits} |" in text
+    connect, read = s3_client.CONNECT_TIMEOUT_S, s3_client.READ_TIMEOUT_S
+    assert f"{connect} s to connect, {read} s without a byte" in text
+    parts = f"{s3_upload.PART_BYTES >> 20} MB, digested on the way, {s3_upload.PARTS_UNDER_WAY}"
+    assert f"parts of {parts} under way" in text
 
 
 def test_the_table_of_options_is_the_code_s() -> None:

@@ -78,7 +78,7 @@ def test_every_sample_of_an_epoch_has_exactly_one_rank(run_ranks: Any) -> None:
     ranks = run_ranks("train", "dp4", steps=3, **SMALL)
     consumed = Counter(sample for rank in ranks for step in rank[1:] for sample in step["samples"])
     assert consumed == Counter(range(39))
-    assert [step["tokens"] for step in ranks[0][1:]] == [16 * 32, 16 * 32, 7 * 32]
+    assert [step["tokens"] for step in ranks[0][1:]] == [16 * 16, 16 * 16, 7 * 16]
 
 
 def test_loss_and_gradient_do_not_depend_on_how_a_batch_is_shared(run_ranks: Any) -> None:

@@ -64,6 +64,19 @@ class Evidence:
             persistent=True,
         )
 
+    def fail(
+        self, *, rank: int, attempt: int, error: str, causes: Iterable[str] = (), t: float
+    ) -> None:
+        """Say that an exception ended a rank at time ``t``."""
+        facts = {"type": error, "bases": [error], "message": "", "causes": list(causes)}
+        self.record(rank, attempt, "error", t=t, **facts)
+
+    def record(self, rank_of_trace: int, attempt: int, kind: str, /, **fields: Any) -> None:
+        """Add a record to a trace, by default from before the attempt's strike."""
+        trace = TraceWriter(trace_file(self.directory, attempt, rank_of_trace))
+        trace.record(kind, **{"t": 10.0 * attempt - 1, **fields})
+        trace.close()
+
     def attempt(
         self,
         steps: Iterable[int],
@@ -96,8 +109,9 @@ class Evidence:
         number = len(self.attempts) + 1
         steps = list(steps)
         for rank in set(range(RANKS)) - set(silent):
-            trace = TraceWriter(trace_file(self.directory, number, rank))
-            trace.record(
+            self.record(
+                rank,
+                number,
                 "began",
                 restored=restored,
                 source=source,
@@ -108,21 +122,20 @@ class Evidence:
             )
             for step in steps:
                 differs = [name for first, name in (wrong or {}).items() if step >= first]
-                trace.record(
+                self.record(
+                    rank,
+                    number,
                     "step",
                     step=step,
                     outputs=outputs(rank, step) | dict((changed or {}).get((rank, step), {})),
                     fingerprint=state(rank, step, differs),
                 )
                 if step in published:
-                    trace.record("published", step=step)
+                    self.record(rank, number, "published", step=step)
             for step in damage if rank == 1 else ():
-                trace.record("damage", fault=0, step=step, file="x", change="x")
-            trace.close()
+                self.record(rank, number, "damage", fault=0, step=step, file="x", change="x")
         for rank in silent if error else ():
-            trace = TraceWriter(trace_file(self.directory, number, rank))
-            trace.record("error", type=error, bases=[error], message="")
-            trace.close()
+            self.fail(rank=rank, attempt=number, error=error, t=10.0 * number + 1)
         store = StoreState(valid=tuple(valid), damaged=dict(damaged or {}), leftovers=leftovers)
         self.attempts.append(
             Attempt(

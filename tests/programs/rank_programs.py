@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from seatrial.chaos.launch.context import RankContext
+from seatrial.chaos.supervisor import PREEMPTED
 from seatrial.recovery.probe import around
 
 Arguments = dict[str, Any]
@@ -154,6 +155,44 @@ def have_children(context: RankContext, arguments: Arguments) -> None:
 def litter(context: RankContext, arguments: Arguments) -> None:
     Path(tempfile.mkdtemp(prefix="forgotten-")).joinpath("file").write_text("x")
     Path(f"/dev/shm/torch_{os.getpid()}_{context.rank}").write_text("x")
+
+
+def forget_segments(context: RankContext, arguments: Arguments) -> None:
+    """One of a child's that torch would have named, and one that this process has mapped."""
+    child = os.fork()
+    if child == 0:
+        Path(f"/dev/shm/torch_{os.getpid()}_{context.rank}").write_text("x")
+        os._exit(0)
+    os.waitpid(child, 0)
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    resource_tracker.unregister(f"/{segment.name}", "shared_memory")
+    _FORGOTTEN.append(segment)
+    if arguments.get("preempted"):
+        sys.exit(PREEMPTED)
+
+
+_FORGOTTEN: list[shared_memory.SharedMemory] = []
+
+
+def use_a_segment_of_others(context: RankContext, arguments: Arguments) -> None:
+    name = str(arguments["name"])
+    segment = shared_memory.SharedMemory(name=name)
+    resource_tracker.unregister(f"/{segment.name}", "shared_memory")
+    _FORGOTTEN.append(segment)
+
+
+def ignore_sigterm_and_see_a_peer_fail(context: RankContext, arguments: Arguments) -> None:
+    """Rank 1 is deaf to SIGTERM; rank 0 fails of itself a moment after it was sent."""
+    if context.rank == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.barrier()
+    with context.phase("data"):
+        pass
+    if context.rank == 0:
+        time.sleep(0.3)
+        raise ValueError("rank 0 fails of itself")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(3600)
 
 
 def share_memory_in_order(context: RankContext, arguments: Arguments) -> None:

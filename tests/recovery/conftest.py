@@ -24,6 +24,16 @@ from seatrial.recovery.checkpointable import TensorFacts
 from seatrial.recovery.exchange import Exchange, StoreExchange
 from seatrial.recovery.probe import listen
 
+from .places import (  # noqa: F401  (fixtures)
+    moto_place,
+    moto_server,
+    place,
+    s3_place,
+    shared_place,
+    weed_server,
+)
+from .processes import fork  # noqa: F401
+
 
 @dataclass
 class PlainState:

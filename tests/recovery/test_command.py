@@ -19,6 +19,7 @@ import torch
 from seatrial.recovery import CheckpointStore, inspect_store
 from seatrial.recovery import __main__ as command
 from seatrial.recovery.files import file_problems
+from seatrial.recovery.storage.local_files import LocalFiles
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "store-command.md"
 
@@ -189,7 +190,7 @@ def test_progress_adds_up_to_all_bytes_but_the_headers() -> None:
     manifest = reader._directory.read_manifest(40).manifest
     done: list[int] = []
     attempt = reader.directory / "step-00000040" / manifest.attempt
-    assert file_problems(attempt, manifest, progress=done.append) == []
+    assert file_problems(LocalFiles(attempt), manifest, progress=done.append) == []
     headers = sum(shard.header for shard in manifest.shards)
     assert sum(done) == manifest.size_bytes - headers
 

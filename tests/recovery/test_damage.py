@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from seatrial.recovery import CheckpointStore, inspect_store
+from seatrial.recovery.directory import CheckpointDirectory
 from seatrial.recovery.errors import DamagedCheckpointError, NoValidCheckpointError
 from seatrial.recovery.exchange import Exchange
-from seatrial.recovery.inspect import verify_step
+from seatrial.recovery.inspect import step_problems
 
 FILES = [
     "manifest.json",
@@ -121,7 +122,10 @@ def test_damage_is_named_set_aside_and_the_older_checkpoint_restored(
 ) -> None:
     path = damaged_file(directory, 2, pattern)
     damage(path)
-    assert any(path.name in p or "manifest" in p for p in verify_step(directory, 2))
+    assert any(
+        path.name in p or "manifest" in p
+        for p in step_problems(CheckpointDirectory.at(directory), 2)
+    )
     state = make_state(0)
     restored = CheckpointStore(directory).restore(state)
     assert restored is not None
@@ -146,9 +150,9 @@ def test_each_of_many_random_bit_flips_is_found(directory: Path, pattern: str) -
         content = bytearray(pristine)
         content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
         path.write_bytes(content)
-        assert verify_step(directory, 2), "a flipped bit was not found"
+        assert step_problems(CheckpointDirectory.at(directory), 2), "a flipped bit was not found"
     path.write_bytes(pristine)
-    assert verify_step(directory, 2) == []
+    assert step_problems(CheckpointDirectory.at(directory), 2) == []
 
 
 def test_a_restore_itself_finds_each_of_many_random_bit_flips(

@@ -34,7 +34,7 @@ from seatrial.recovery import (
 from seatrial.recovery.digest import digest
 from seatrial.recovery.directory import CheckpointDirectory
 from seatrial.recovery.errors import ManifestError, RecoveryError
-from seatrial.recovery.inspect import verify_step
+from seatrial.recovery.inspect import step_problems
 
 dcp: Any = torch.distributed.checkpoint  # it exports nothing explicitly
 
@@ -90,7 +90,7 @@ def read_everything(root: Path, make_state: Any) -> list[str]:
     found = []
     inspect_store(store)
     for step in (1, 2):
-        found += verify_step(store, step)
+        found += step_problems(CheckpointDirectory.at(store), step)
         state = make_state(5)
         if step == 2:
             state.live = {"a": torch.zeros(6), "b": torch.zeros(6)}
@@ -425,7 +425,7 @@ def test_a_note_of_verification_that_is_no_regular_file_vouches_for_nothing(
     store = CheckpointStore(root / "store")
     assert store.verify(2) == []
     replace(root / "store/step-00000002/verified.json", root)
-    assert CheckpointDirectory(root / "store").verified_attempt(2) is None
+    assert CheckpointDirectory.at(root / "store").verified_attempt(2) is None
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"{}", b"3", b'{"attempt":3}', b"\xff"])
@@ -433,4 +433,4 @@ def test_a_note_of_verification_of_any_content_vouches_for_nothing(
     root: Path, content: bytes
 ) -> None:
     (root / "store/step-00000002/verified.json").write_bytes(content)
-    assert CheckpointDirectory(root / "store").verified_attempt(2) is None
+    assert CheckpointDirectory.at(root / "store").verified_attempt(2) is None
