@@ -41,8 +41,8 @@ class StoreState:
 class Attempt:
     """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank.
 
-    A rank that the launcher ended has no exit. ``ranks`` is None where they are as many as the
-    run's.
+    ``ranks`` is None where they are as many as the run's.
+    A rank that the launcher ended has no exit.
     """
 
     number: int

@@ -216,11 +216,6 @@ def _workload(options: ChaosOptions, params: dict[str, object]) -> Workload:
     )
 
 
-def _file_system_of(store: str) -> tuple[str, ...]:
-    """What a warm parent should import besides the job."""
-    return ("s3fs",) if store.startswith(("s3:", "s3a:")) else ()
-
-
 def reshard_targets(options: ChaosOptions) -> tuple[World, ...]:
     """The worlds that ``reshard`` names; none if it is empty.
 
@@ -255,6 +250,11 @@ def handover(options: ChaosOptions, world: World) -> Handover:
         return replace(workload, arguments=workload.arguments | more)
 
     return Handover(world=world, giving=giving, taking=taking)
+
+
+def _file_system_of(store: str) -> tuple[str, ...]:
+    """What a warm parent should import besides the job."""
+    return ("s3fs",) if store.startswith(("s3:", "s3a:")) else ()
 
 
 def crippled(workload: Workload, component: str, *, stop_after: int) -> Workload:

@@ -28,16 +28,16 @@ _RESTARTS = 3  # by the kill in two restores in a row
 class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
-    ``skip`` says why it cannot be run here. ``reshard`` is the topology of every attempt but the
-    first, if it is another."""
+    ``reshard`` is the topology of every attempt but the first, if it is another. ``skip`` says why
+    it cannot be run here."""
 
     name: str
     schedule: Schedule
     expect: Verdict = Verdict.RECOVERED
     omit: str = ""
     lossless: bool = False
-    skip: str = ""
     reshard: str = ""
+    skip: str = ""
 
 
 def bundled_trials(
