@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
 
@@ -195,7 +196,7 @@ with LocalLauncher(method=sys.argv[2], scratch=[scratch]) as launcher:
             schedule=Schedule(),
             seed=0,
             limits=Limits(max_restarts=0, silence_s=300.0, stopped_silence_s=300.0),
-            store=scratch,
+            store=str(scratch / "store"),
             directory=scratch / "run",
             inspect=lambda _: StoreState(),
         ),
@@ -250,6 +251,7 @@ def test_ranks_die_with_a_killed_custodian(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": path},
         stderr=subprocess.PIPE,
     )
+    below: list[int] = []
     try:
         wait_until(
             lambda: len([t for t in scratch.glob("run/traces/*") if '"did"' in t.read_text()]) == 2,
@@ -263,6 +265,8 @@ def test_ranks_die_with_a_killed_custodian(tmp_path: Path) -> None:
         wait_until(lambda: not any(is_alive(pid) for pid in ranks), "the ranks are gone")
         assert b"LaunchError" in errors
     finally:
-        for pid in below[1:]:
+        for pid in [process.pid, *below[1:]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        process.wait()
+        cast(IO[bytes], process.stderr).close()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from seatrial.plugins.option_table import OPTIONS
+
 RunPytest = Callable[..., pytest.RunResult]
 
 
@@ -60,6 +62,6 @@ def test_the_marker_is_registered(pytester: pytest.Pytester, run_pytest: RunPyte
 def test_all_options_are_in_one_group_of_the_help(run_pytest: RunPytest) -> None:
     lines = run_pytest("--help").outlines
     options = [number for number, line in enumerate(lines) if line.startswith("  --chaos")]
-    assert len(options) == 17
+    assert len(options) == len(OPTIONS) + 1
     between = lines[options[0] : options[-1]]
     assert all(line.startswith("  ") for line in between)
