@@ -28,6 +28,7 @@ __all__ = ["S3Client"]
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 20
 _CONNECTIONS = 32
+_REQUEST_S = 120.0  # for a whole request, whatever its connection says; then it is transient
 _STREAM_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes [0-9]+-[0-9]+/([0-9]+)")
 
@@ -167,7 +168,7 @@ class S3Client:
             return response if body is None else await body(response)
 
         try:
-            return sync(get_loop(), request)
+            return sync(get_loop(), request, timeout=_REQUEST_S)
         except Exception as error:
             translated = as_os_error(error, operation, f"{self.url}/{name}")
             if translated is None:

@@ -120,7 +120,8 @@ def _faulty(application: Any, server: S3Server) -> Any:
         fault = server.fault(method, place)
         if fault is None:
             return application(environ, start_response)
-        if fault.startswith(("lost", "applied ")):  # it takes effect, and nobody hears of it
+        applied = fault.startswith(("lost", "applied "))
+        if applied:  # it takes effect, and nobody hears of it
             list(application(environ, lambda *_: lambda _: None))
             fault = fault.removeprefix("applied ")
         if fault in ("lost", "cut"):
@@ -128,8 +129,9 @@ def _faulty(application: Any, server: S3Server) -> Any:
             return []
         status, _, code = fault.partition(" ")
         body = f"<Error><Code>{code}</Code><Message>as the test wants</Message></Error>".encode()
-        with suppress(OSError):
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if not applied:  # else the body was read, and reading on would wait for the client
+            with suppress(OSError):
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         start_response(
             f"{status} {code}",
             [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))],
