@@ -60,10 +60,10 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
     if fault.action == "stop":
         return _was_stopped(run, fault, strike)
     status = run.attempts[strike.attempt - 1].exits.get(strike.rank)
+    if fault.action == "kill":
+        return status == -signal.SIGKILL  # at once, so no launcher comes before it
     if status is None:
         return None
-    if fault.action == "kill":
-        return status == -signal.SIGKILL
     if fault.action == "exit":
         return status == fault.code
     if fault.action == "terminate":

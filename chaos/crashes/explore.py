@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import ChaosError
 from .disk import Assumptions, Disk, Model, Option
 from .operations import Operation, Recording
 from .watch import Call, Files, watching
@@ -81,6 +82,9 @@ def explore(
     """Run ``recover(directory)`` for every state; it returns ``old`` or ``new``, or raises.
 
     Of several counterexamples the one with the fewest operations is kept.
+
+    Raises:
+        ChaosError: recovery looked at nothing, or by means that Python does not see.
     """
     disk = Disk(recording, model)
     result = Exploration(model)
@@ -108,6 +112,8 @@ def explore(
                 result.runs += 1
             if key is not None:
                 known[key] = returned, failure
+            if not state.visible() and not state.missing():
+                raise ChaosError("recovery was not seen to look at anything; look='everything'?")
             pending += state.alternatives
             shown = failure or str(returned)
             result.outcomes[shown] = result.outcomes.get(shown, 0) + 1
@@ -184,10 +190,13 @@ class _State:
             if path and node is not None
         }
 
+    def missing(self) -> tuple[str, ...]:
+        """What is decided not to be there."""
+        return tuple(path for path, node in self._nodes.items() if node is None)
+
     def counterexample(self, reason: str, given: Assumptions) -> Counterexample:
-        missing = tuple(path for path, node in self._nodes.items() if node is None)
         done = tuple(self._disk.recording.done(given.least))
-        return Counterexample(reason, done, self.visible(), missing)
+        return Counterexample(reason, done, self.visible(), self.missing())
 
     def _choose(self, options: list[Option]) -> object:
         choice = 0
@@ -259,7 +268,8 @@ class _State:
                 self._files.opened.pop(args[0], None)
             return
         directory = options.get("dir_fd", options.get("src_dir_fd"))
-        path = self._files.relative(args[0] if args else ".", directory)
+        first = args[0] if args else options.get("path", options.get("src", "."))
+        path = self._files.relative(first, directory)
         if path is not None:
             self._look(path)
             if name in ("listdir", "scandir"):

@@ -10,6 +10,7 @@ Does not: verify what it reads. Torch-free; called by `seatrial.recovery.storage
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 import importlib.util
@@ -168,7 +169,8 @@ class S3Client:
             return response if body is None else await body(response)
 
         try:
-            return sync(get_loop(), request, timeout=_REQUEST_S)
+            # Cancelled, not left: a late body must not be written into a tensor that holds another.
+            return sync(get_loop(), asyncio.wait_for, request(), _REQUEST_S)
         except Exception as error:
             translated = as_os_error(error, operation, f"{self.url}/{name}")
             if translated is None:

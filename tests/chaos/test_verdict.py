@@ -429,6 +429,7 @@ def test_a_fault_without_its_effect_is_not_exercised(
     ("text", "exits"),
     [
         ("kill rank=* at=step:5/data", {0: 1, 1: -signal.SIGKILL}),
+        ("kill rank=* at=step:5/data", {1: -signal.SIGKILL}),
         ("exit rank=* at=step:5/data code=3", {0: 1, 1: 3}),
         ("raise rank=* at=step:5/data", {0: 0, 1: 1}),
         ("terminate rank=* at=step:5/data", {0: 1, 1: PREEMPTED}),

@@ -190,3 +190,9 @@ def test_a_save_that_fails_is_reported_with_its_error(tmp_path: Path) -> None:
 
     with pytest.raises(ChaosError, match="failed: 'quux'"):
         record(tmp_path, [fail])
+
+
+def test_a_recovery_that_looks_at_nothing_proves_nothing(tmp_path: Path) -> None:
+    recording = record_pointer(tmp_path / "pointer")
+    with pytest.raises(ChaosError, match="not seen to look at anything"):
+        explore(recording, lambda _: 2, old=1, new=2, model="weak")
