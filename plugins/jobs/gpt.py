@@ -1,8 +1,9 @@
 """The bundled job: a byte-level GPT trained with everything that a restore can get wrong.
 
 AdamW with two parameter groups, warm-up and cosine LR, a grad scaler that grows during the run,
-fp16 autocast (on a GPU), gradient clipping and accumulation, dropout, an augmentation that draws from Python
-and NumPy, and an epoch of 150 samples in batches of 16, so the last batch of an epoch is uneven.
+fp16 autocast (on a GPU), gradient clipping and accumulation, dropout, an augmentation that draws
+from Python and NumPy, and an epoch of 150 samples in batches of 16, so the last batch of an epoch
+is uneven.
 
 Guarantees: the loss is the mean over the tokens of the global batch, whatever the number of ranks
 (shares may be uneven or empty); a run resumed from its `TrainingState` on the same topology equals
