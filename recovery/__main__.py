@@ -21,6 +21,7 @@ from .directory import CheckpointDirectory
 from .errors import CheckpointError
 from .files import file_problems
 from .storage.names import step_name
+from .workers import reader_threads
 
 OK, DAMAGED, USAGE = 0, 1, 2
 
@@ -134,7 +135,14 @@ def _verify(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
 
 def _verified(directory: CheckpointDirectory, row: Row, bar: Bar) -> Row:
     manifest = directory.read_manifest(row.step).manifest
-    problems = tuple(file_problems(directory.files(manifest), manifest, progress=bar.add))
+    problems = tuple(
+        file_problems(
+            directory.files(manifest),
+            manifest,
+            progress=bar.add,
+            threads=reader_threads(alone=True),
+        )
+    )
     if not problems:
         directory.mark_verified(row.step, manifest.attempt)
     return Row(**{**vars(row), "verified": not problems, "problems": problems})

@@ -12,6 +12,7 @@ Does not: write anything, or decode what it reads. Torch-free; called by the rea
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .errors import DamagedCheckpointError
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry
 from .storage.protocol import Files, Source
 from .storage.retry import retried
+from .workers import reader_threads, run_all
 
 __all__ = [
     "file_problems",
@@ -142,11 +144,16 @@ def window(source: Source, chunks: Sequence[Chunk]) -> Source:
 
 
 def file_problems(
-    files: Files, manifest: Manifest, *, progress: Callable[[int], object] = lambda done: None
+    files: Files,
+    manifest: Manifest,
+    *,
+    progress: Callable[[int], object] = lambda done: None,
+    threads: int | None = None,
 ) -> list[str]:
     """Every file and chunk of the manifest that is missing, short, changed or unreadable.
 
-    ``progress`` is told how many bytes have been checked since it was last called.
+    ``progress`` is told how many bytes have been checked since it was last called, by one thread at
+    a time. By default as many ``threads`` read as in a restore by this rank.
     """
     problems: list[str] = []
     # Tied tensors share their chunks, which are read once.
@@ -161,7 +168,7 @@ def file_problems(
             chunks[shard.name].values(), key=lambda item: (item[0].offset, item[0].length)
         )
         try:
-            find = partial(_shard_problems, files, shard, held, progress)
+            find = partial(_shard_problems, files, shard, held, progress, threads)
             problems += reading(files, shard.name, find)
         except (DamagedCheckpointError, OSError) as error:
             problems.append(str(error))
@@ -179,23 +186,32 @@ def _shard_problems(
     shard: ShardEntry,
     held: list[tuple[Chunk, str]],
     progress: Callable[[int], object],
+    threads: int | None,
 ) -> list[str]:
-    problems = []
     path = files.path(shard.name)
+    problems: dict[int, str] = {}  # by offset, because threads find them in any order
     end = shard.header
-    with open_shard(files, shard) as source:
-        for group in grouped(source, held, lambda item: item[0]):
-            near = window(source, [chunk for chunk, _ in group])
-            for chunk, tensor in group:
-                buffer = memoryview(bytearray(chunk.length))
-                try:
-                    fill_chunk(near, chunk, tensor, path, buffer)
-                except DamagedCheckpointError as error:
-                    problems.append(str(error))
-                if chunk.offset != end:
-                    problems.append(f"{path} has bytes without a digest at {end}")
-                end = chunk.offset + chunk.length
-                progress(chunk.length)
+    for chunk, _ in held:
+        if chunk.offset != end:
+            problems[end] = f"{path} has bytes without a digest at {end}"
+        end = chunk.offset + chunk.length
     if end != shard.size:
-        problems.append(f"{path} has bytes without a digest at {end}")
-    return problems
+        problems[end] = f"{path} has bytes without a digest at {end}"
+    told = threading.Lock()
+
+    def check(source: Source, group: list[tuple[Chunk, str]]) -> None:
+        near = window(source, [chunk for chunk, _ in group])
+        for chunk, tensor in group:
+            buffer = memoryview(bytearray(chunk.length))
+            try:
+                fill_chunk(near, chunk, tensor, path, buffer)
+            except DamagedCheckpointError as error:
+                problems[chunk.offset] = str(error)
+            with told:
+                progress(chunk.length)
+
+    with open_shard(files, shard) as source:
+        groups = grouped(source, held, lambda item: item[0])
+        most = source.threads or threads or reader_threads()
+        run_all(partial(check, source), groups, threads=most)
+    return [problems[offset] for offset in sorted(problems)]

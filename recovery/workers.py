@@ -27,13 +27,14 @@ def writer_threads() -> int:
     return max(2, reader_threads())
 
 
-def reader_threads() -> int:
+def reader_threads(*, alone: bool = False) -> int:
     """How many threads of this rank read: its share of the processors, at most `THREADS_MAX`.
 
-    More threads than processors only make the disk seek between them.
+    More threads than processors only make the disk seek between them. ``alone`` is for a process
+    that is no rank: all processors are its own.
     """
     try:
-        ranks_here = int(os.environ["LOCAL_WORLD_SIZE"])
+        ranks_here = 1 if alone else int(os.environ["LOCAL_WORLD_SIZE"])
     except (KeyError, ValueError):
         ranks_here = THREADS_MAX
     return min(THREADS_MAX, max(1, _processors() // max(1, ranks_here)))

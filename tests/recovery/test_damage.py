@@ -16,6 +16,7 @@ from seatrial.recovery import CheckpointStore, inspect_store
 from seatrial.recovery.directory import CheckpointDirectory
 from seatrial.recovery.errors import DamagedCheckpointError, NoValidCheckpointError
 from seatrial.recovery.exchange import Exchange
+from seatrial.recovery.files import file_problems
 from seatrial.recovery.inspect import step_problems
 
 FILES = [
@@ -255,3 +256,22 @@ def test_the_step_of_a_quarantined_checkpoint_can_be_saved_again(
     flip(damaged_file(directory, 2, "manifest.json"))
     store.restore(make_state(0))
     assert inspect_store(directory).quarantined == ("step-00000002-1", "step-00000002-2")
+
+
+def test_several_threads_find_the_same_damage_in_the_same_order(directory: Path) -> None:
+    store = CheckpointDirectory.at(directory)
+    manifest = store.read_manifest(2).manifest
+    files = store.files(manifest)
+    for shard in manifest.shards:
+        content = bytearray(Path(files.path(shard.name)).read_bytes())
+        for tensor in manifest.tensors:
+            for chunk in tensor.chunks:
+                if chunk.file == shard.name and chunk.length:
+                    content[chunk.offset] ^= 1
+        Path(files.path(shard.name)).write_bytes(content)
+    checked: list[int] = []
+    found = file_problems(files, manifest, threads=4, progress=checked.append)
+    assert found == file_problems(files, manifest, threads=1)
+    lengths = {(c.file, c.offset): c.length for t in manifest.tensors for c in t.chunks}
+    assert len(found) == sum(length > 0 for length in lengths.values()) > 4
+    assert sum(checked) == sum(lengths.values()) + sum(entry.size for entry in manifest.objects)
