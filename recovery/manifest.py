@@ -21,6 +21,7 @@ from typing import TypeVar
 from . import plain
 from .digest import ALGORITHMS, DEFAULT, algorithm_of, digest, is_digest
 from .errors import CheckpointError, ManifestError
+from .garbage import collection_paused
 from .references import check_references
 
 __all__ = ["Chunk", "FileEntry", "Manifest", "ShardEntry", "TensorEntry", "check_file_name"]
@@ -121,6 +122,7 @@ class Manifest:
         """Of the digests; see `seatrial.recovery.digest`."""
         return algorithm_of(self.shards[0].digest) if self.shards else DEFAULT
 
+    @collection_paused()
     def to_bytes(self) -> bytes:
         """The file's content.
 
@@ -156,6 +158,7 @@ class Manifest:
         return content
 
     @classmethod
+    @collection_paused()
     def from_bytes(cls, content: bytes) -> Manifest:
         """Read what `to_bytes` wrote.
 

@@ -34,6 +34,7 @@ from .errors import (
 )
 from .exchange import Exchange
 from .files import read_file, reading
+from .garbage import collection_paused
 from .layout import Part, local_parts, torch_dtype
 from .manifest import Manifest
 from .probe import around
@@ -63,6 +64,7 @@ class Restorer:
         self._directory = directory
         self._exchange = exchange
 
+    @collection_paused()
     def restore(self, state: Checkpointable, *, step: int | None) -> RestoredStep | None:
         """Restore the newest valid checkpoint, or exactly ``step``; None if nothing was published.
 

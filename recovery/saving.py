@@ -30,6 +30,7 @@ from .digest import DEFAULT
 from .directory import CheckpointDirectory
 from .errors import AlreadyPublishedError, CheckpointError, SaveError
 from .exchange import COORDINATOR, Exchange, Round
+from .garbage import collection_paused
 from .layout import CHUNK_BYTES, Part, Region, local_parts, split
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
 from .planning import Assignment, Planner
@@ -127,6 +128,7 @@ class PlannedSave:
                     raise SaveError(f"step {self._step} was not saved: {error}") from error
             raise
 
+    @collection_paused()
     def plan(self, state: Checkpointable) -> None:
         def capture() -> Sequence[Part]:
             shared = state.shared_objects() if self._exchange.is_coordinator else {}
@@ -238,6 +240,7 @@ class PlannedSave:
         except Exception as error:
             return self._failure(error, assignment.attempt), error
 
+    @collection_paused()
     def _manifest(self, assignment: Assignment, reports: Sequence[list[Any]]) -> Manifest:
         shards, objects = [], []
         tensors: dict[str, tuple[Region, list[Chunk]]] = {}
