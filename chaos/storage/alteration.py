@@ -43,7 +43,6 @@ class Alteration:
         wait_s: how long to wait before it is carried out.
         is_lost: it is not to be carried out.
         hold: it is to be carried out after so many others, if it is not 0.
-        at_rest: changes of the file that `amend` makes once the operation is complete.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Alteration:
         self.wait_s = 0.0
         self.is_lost = False
         self.hold = 0
-        self.at_rest: list[tuple[int, Fault]] = []
+        self._at_rest: list[tuple[int, Fault]] = []
         self._injector = injector
         self._seen = seen
         self._step = step_of_file(self.file)
@@ -91,17 +90,15 @@ class Alteration:
             self._seen[self._key] = read
         return result
 
-    def amend(self, change_file: Callable[[Callable[[bytes], bytes]], object] | None) -> None:
-        """Alter the complete file, where no bytes pass in the operation itself.
-
-        ``change_file`` replaces its content by what the given function makes of it; None if
-        there is no way to do so.
+    def changes_at_rest(self, *, possible: bool) -> list[Callable[[bytes], bytes]]:
+        """What the content of the complete file is to be replaced by, where no bytes pass in the
+        operation itself; nothing, and so it is recorded, if that is not ``possible``.
         """
-        for index, fault in self.at_rest:
-            if change_file is None:
-                self.report(index, fault, "no bytes pass in it", changed=False)
-            else:
-                change_file(partial(self._altered, index, fault))
+        if possible:
+            return [partial(self._altered, index, fault) for index, fault in self._at_rest]
+        for index, fault in self._at_rest:
+            self.report(index, fault, "no bytes pass in it", changed=False)
+        return []
 
     def end(self) -> None:
         """Let the faults strike that are due after the operation.
@@ -158,7 +155,7 @@ class Alteration:
             self.content = bytes(self.content) if self.content is not None else None
             self.report(index, fault, f"carried out {fault.hold} operation(s) late")
         elif self.content is None:
-            self.at_rest.append((index, fault))
+            self._at_rest.append((index, fault))
         else:
             self.content = self._altered(index, fault, bytes(self.content))
 
@@ -213,8 +210,12 @@ class Alteration:
     def _stale(self, index: int, fault: Fault, result: Any, filled: memoryview | None) -> Any:
         now = bytes(filled) if filled is not None else result
         seen = self._seen or {}
+        version = seen.get(version_key(self.file))
         if self._key in seen:
             before = seen[self._key]
+        elif version is not None and isinstance(now, bytes):
+            start = self.offset if isinstance(self.offset, int) else 0
+            before = version[start : start + len(now)]
         elif isinstance(now, (list, dict, set, tuple)):
             before = type(now)()
         else:
@@ -230,6 +231,11 @@ class Alteration:
             return before
         filled[:] = before
         return result
+
+
+def version_key(file: str) -> Key:
+    """Under which the content is remembered that a file had before it was overwritten."""
+    return ("version", file)
 
 
 def _is_buffer(data: Any) -> bool:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,9 +23,11 @@ from typing import Any
 
 from ..fault import Fault
 from ..inject import Injector
-from .alteration import Alteration, Key
+from .alteration import Alteration, Key, version_key
 
 __all__ = ["Operations"]
+
+_LAST_S = 30.0  # for what was held back, at the very end
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Operations:
         self._injector = injector
         self._waiting: dict[str, list[Fault]] = {}
         self._held: list[_Held] = []
+        self._futures: list[tuple[Future[Any], _Held]] = []
         self._lock = threading.Lock()
         self._seen: dict[Key, Any] = {}
 
@@ -65,7 +69,7 @@ class Operations:
         result = operation.answer(result)
         if operation.wait_s:
             time.sleep(operation.wait_s)
-        operation.amend(facts.get("amend"))  # type: ignore[arg-type]
+        operation.changes_at_rest(possible=False)
         operation.end()
         return result
 
@@ -94,14 +98,26 @@ class Operations:
         operation.begin()
         return operation
 
+    def keeps_versions(self, file: str) -> bool:
+        """Whether the content of ``file`` should be remembered before it is overwritten."""
+        waiting = self._injector.waiting("storage/read")
+        return any(f.action == "stale" and fnmatchcase(file, f.path) for f in waiting)
+
+    def remember(self, file: str, content: bytes) -> None:
+        """Keep what ``file`` holds, to be served as stale."""
+        self._seen[version_key(file)] = content
+
     def hold(self, operation: Alteration, do: Callable[[], object]) -> None:
-        """Carry ``do`` out when the operation is due."""
+        """Carry ``do`` out when the operation is due; it may return a future."""
         with self._lock:
             self._held.append(_Held(do, operation.file, operation.hold + 1))
 
     def close(self) -> None:
         """Carry out what is held back, and record how many operations there were."""
         self._carry_out_held(all_of_it=True)
+        for future, held in self._futures:
+            self._carry_out(held, partial(future.result, _LAST_S))
+        self._futures.clear()
         self._injector.trace.record("operations", counts=dict(self.counts))
 
     def _carry_out_held(self, *, all_of_it: bool = False) -> None:
@@ -111,12 +127,19 @@ class Operations:
             due = [held for held in self._held if held.left <= 0 or all_of_it]
             self._held = [held for held in self._held if held not in due]
         for held in due:
-            try:
-                held.do()
-                said = "carried out late"
-            except Exception as error:  # nobody waits for it any more
-                said = f"could not be carried out late: {error}"
-            self._injector.trace.record("late", file=held.file, change=said)
+            self._carry_out(held, held.do)
+
+    def _carry_out(self, held: _Held, do: Callable[[], object]) -> None:
+        try:
+            result = do()
+        except Exception as error:  # nobody waits for it any more
+            said = f"could not be carried out late: {error}"
+        else:
+            if isinstance(result, Future):
+                self._futures.append((result, held))
+                return
+            said = "carried out late"
+        self._injector.trace.record("late", file=held.file, change=said)
 
 
 def _later(operation: Alteration, do: Callable[[Any], Any]) -> Callable[[], object]:
