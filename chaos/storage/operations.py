@@ -81,9 +81,7 @@ class Operations:
         """
         with self._lock:
             self.counts[event] += 1
-            waiting = self._waiting.get(event)
-            if waiting is None:
-                waiting = self._waiting[event] = self._injector.waiting(event)
+        waiting = self._waiting_for(event)
         if self._held:
             self._carry_out_held()
         if not waiting:
@@ -100,8 +98,14 @@ class Operations:
 
     def keeps_versions(self, file: str) -> bool:
         """Whether the content of ``file`` should be remembered before it is overwritten."""
-        waiting = self._injector.waiting("storage/read")
+        waiting = self._waiting_for("storage/read")
         return any(f.action == "stale" and fnmatchcase(file, f.path) for f in waiting)
+
+    def _waiting_for(self, event: str) -> list[Fault]:
+        waiting = self._waiting.get(event)
+        if waiting is None:
+            waiting = self._waiting[event] = self._injector.waiting(event)
+        return waiting
 
     def remember(self, file: str, content: bytes) -> None:
         """Keep what ``file`` holds, to be served as stale."""
