@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from .operations import Cut, Operation, Recording
@@ -53,11 +53,19 @@ class Option:
 
 
 class Disk:
-    """The states that ``model`` allows for a recording."""
+    """The states that ``model`` allows for a recording.
+
+    Attributes:
+        names: what a path may be in a directory that is there: a node, or None for absent.
+        contents: what a file may hold: bytes, each once.
+    """
 
     def __init__(self, recording: Recording, model: Model) -> None:
         self.recording = recording
         self.model = model
+        # States have their beginnings in common, so most questions are asked many times.
+        self.names = cache(self._names)
+        self.contents = cache(self._contents)
         self.changes = list(_changes(recording, model))
         self._by_path: dict[str, list[tuple[Change, int | None]]] = {}
         for change in self.changes:
@@ -93,8 +101,7 @@ class Disk:
         """The paths directly below ``directory`` that are ever there."""
         return [path for path in self.paths if os.path.dirname(path) == directory]
 
-    def names(self, path: str, given: Assumptions) -> list[Option]:
-        """What ``path`` may be in a directory that is there: a node, or None for absent."""
+    def _names(self, path: str, given: Assumptions) -> list[Option]:
         options = []
         steps = self._by_path.get(path, [])
         # The last change that persisted decides.
@@ -106,8 +113,7 @@ class Disk:
                 options.append(Option(node, assumed))
         return options
 
-    def contents(self, node: int, given: Assumptions) -> list[Option]:
-        """What the file may hold: bytes, each once."""
+    def _contents(self, node: int, given: Assumptions) -> list[Option]:
         before = self._contents_before.get(node, b"")
         writes = self._writes.get(node, [])
         options = []

@@ -169,6 +169,10 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
     )
+    if backend == "gloo":
+        # A rank is connected as soon as its peer's kernel has taken the connection. One that left
+        # now would break it before the peer has looked, and the peer's rendezvous would fail.
+        dist.barrier()
 
 
 def _set_environment(plan: AttemptPlan, rank: int) -> None:

@@ -1,8 +1,9 @@
 """The bundled job: a byte-level GPT trained with everything that a restore can get wrong.
 
-AdamW with two parameter groups, warm-up and cosine LR, fp16 autocast with a grad scaler that grows
-during the run, gradient clipping and accumulation, dropout, an augmentation that draws from Python
-and NumPy, and an epoch of 150 samples in batches of 16, so the last batch of an epoch is uneven.
+AdamW with two parameter groups, warm-up and cosine LR, a grad scaler that grows during the run,
+fp16 autocast (on a GPU), gradient clipping and accumulation, dropout, an augmentation that draws
+from Python and NumPy, and an epoch of 150 samples in batches of 16, so the last batch of an epoch
+is uneven.
 
 Guarantees: the loss is the mean over the tokens of the global batch, whatever the number of ranks
 (shares may be uneven or empty); a run resumed from its `TrainingState` on the same topology equals
@@ -70,6 +71,7 @@ class GPTJob:
             TextError: the text cannot be read or is too short.
         """
         config, device = self.config, context.device
+        self._device = device
         topology = Topology.parse(context.topology)
         topology.require(context.world_size)
         check_topology(config, topology)
@@ -147,7 +149,11 @@ class GPTJob:
                 "context": config.context,
             },
             "tokenizer": "bytes",
-            "precision": "float32 with float16 autocast" if config.amp else "float32",
+            "precision": (
+                "float32 with float16 autocast"
+                if config.autocasts(self._device.type)
+                else "float32"
+            ),
         }
 
     def _split(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -167,7 +173,8 @@ class GPTJob:
         return windows.to(context.device), 1.0 if len(indices) else 0.0
 
     def _loss_sum(self, windows: torch.Tensor, context: RankContext) -> torch.Tensor:
-        with torch.autocast(context.device.type, dtype=torch.float16, enabled=self.config.amp):
+        kind = context.device.type
+        with torch.autocast(kind, dtype=torch.float16, enabled=self.config.autocasts(kind)):
             logits = self._model(windows[:, :-1][:, self._on.positions])
         return _cross_entropy(logits, windows[:, 1:][:, self._on.positions])
 
@@ -184,7 +191,7 @@ class GPTJob:
             rows=-(-share // config.accumulation),
             length=config.context,
             width=config.width,
-            amp=config.amp,
+            autocast=config.autocasts(context.device.type),
             loss=lambda logits, targets: _cross_entropy(logits, targets) / self._tokens,
             scale=lambda loss: self._scaler.scale(loss * place.averaged_over),
         )
@@ -260,8 +267,7 @@ def warm_up() -> None:
     optimizer = adamw(place, model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     scaler = _grad_scaler(config, "cpu", torch.amp.GradScaler)
     tokens = torch.zeros((config.batch // 4, config.context), dtype=torch.int64)
-    with torch.autocast("cpu", dtype=torch.float16):
-        logits = model(tokens)
+    logits = model(tokens)
     loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
     torch.autograd.backward(scaler.scale(loss))
     scaler.unscale_(optimizer)

@@ -18,7 +18,8 @@ class GPTConfig:
 
     ``batch`` and ``samples`` count windows over all ranks, ``warmup`` and ``decay_steps`` optimizer
     steps. ``augment`` is the probability that a window gets one random byte. ``experts`` replaces
-    every second MLP with a mixture of that many.
+    every second MLP with a mixture of that many. ``amp`` is a grad scaler, and fp16 autocast on a
+    GPU; on a CPU autocast is asked for with ``autocast_cpu``, as it only costs time there.
     """
 
     width: int = 32
@@ -39,8 +40,13 @@ class GPTConfig:
     weight_decay: float = 0.1
     clip: float = 1.0
     amp: bool = True
+    autocast_cpu: bool = False
     init_scale: float = 2.0**10
     growth_interval: int = 4
+
+    def autocasts(self, device_type: str) -> bool:
+        """Whether the forward pass on such a device runs in fp16 autocast."""
+        return self.amp and (device_type != "cpu" or self.autocast_cpu)
 
 
 def check_topology(config: GPTConfig, topology: Topology) -> None:

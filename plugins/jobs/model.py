@@ -1,6 +1,7 @@
 """A small byte-level GPT: big enough to have every kind of state, small enough for seconds.
 
-Pre-norm blocks as in GPT-2 (Radford et al., 2019). The layers are a ``ModuleDict`` with numbers for
+Pre-norm blocks as in GPT-2 (Radford et al., 2019), without biases in the matrix multiplications, as
+in PaLM (Chowdhery et al., 2022). The layers are a ``ModuleDict`` with numbers for
 names, so a pipeline stage that holds some of them keeps their global names. No buffers: everything
 that a step depends on is a parameter or the RNG (dropout).
 
@@ -94,13 +95,13 @@ class Block(nn.Module):
         super().__init__()
         self.head_width = width // heads
         self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_output = nn.Linear(width, width)
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.attention_output = nn.Linear(width, width, bias=False)
         self.mlp_norm = nn.LayerNorm(width)
         self.mixture = Mixture(width=width, count=experts) if experts else None
         if self.mixture is None:
-            self.mlp_up = nn.Linear(width, 4 * width)
-            self.mlp_down = nn.Linear(4 * width, width)
+            self.mlp_up = nn.Linear(width, 4 * width, bias=False)
+            self.mlp_down = nn.Linear(4 * width, width, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.attend: Attend = causal_attention
 

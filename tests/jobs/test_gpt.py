@@ -30,9 +30,14 @@ def without_rng(state: Combined) -> Combined:
     return {component: values for component, values in state.items() if component != "rng"}
 
 
-@pytest.mark.parametrize("topology", ["dp2", "fsdp2", "dp4"])
-def test_a_resumed_run_equals_the_uninterrupted_one_bitwise(run_ranks: Any, topology: str) -> None:
-    ranks = run_ranks("resume", topology, **SMALL)
+@pytest.mark.parametrize(
+    ("topology", "autocast_cpu"),
+    [("dp2", False), ("dp2", True), ("fsdp2", False), ("fsdp2", True), ("dp4", False)],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one_bitwise(
+    run_ranks: Any, topology: str, autocast_cpu: bool
+) -> None:
+    ranks = run_ranks("resume", topology, autocast_cpu=autocast_cpu, **SMALL)
     for rank in ranks:
         for step, (expected, found) in enumerate(
             zip(rank["uninterrupted"], rank["resumed"], strict=True)
@@ -53,7 +58,7 @@ def test_shards_add_up_to_the_unsharded_model(run_ranks: Any) -> None:
         for topology in ("dp1", "fsdp3")
     }
     assert states["fsdp3"]["model"] == states["dp1"]["model"]
-    assert len(states["dp1"]["model"]) > 20
+    assert len(states["dp1"]["model"]) == 20
 
 
 def test_a_state_is_the_same_on_another_topology(run_ranks: Any) -> None:
@@ -91,6 +96,13 @@ def test_loss_and_gradient_do_not_depend_on_how_a_batch_is_shared(run_ranks: Any
         assert moments[other] == pytest.approx(moments["dp1"], rel=1e-3)
 
 
+def test_autocast_is_for_gpus_unless_a_cpu_is_asked_for(run_ranks: Any) -> None:
+    """Half precision rounds, so a run that really used it has another loss."""
+    runs = [run_ranks("train", "dp1", steps=1, autocast_cpu=on, **SMALL) for on in (False, True)]
+    full, half = (from_hex(ranks[0][1]["loss"]) for ranks in runs)
+    assert full != half == pytest.approx(full, rel=1e-2)
+
+
 def test_two_runs_are_equal_and_their_ranks_draw_different_numbers(run_ranks: Any) -> None:
     first, second = (run_ranks("train", "dp2", steps=1, **SMALL) for _ in range(2))
     assert first == second
@@ -100,7 +112,7 @@ def test_two_runs_are_equal_and_their_ranks_draw_different_numbers(run_ranks: An
 
 @pytest.mark.parametrize("topology", ["dp2", "fsdp2"])
 def test_an_overflow_skips_the_step_on_every_rank(run_ranks: Any, topology: str) -> None:
-    ranks = run_ranks("train", topology, steps=1, init_scale=2.0**40, **SMALL)
+    ranks = run_ranks("train", topology, steps=1, init_scale=2.0**40, autocast_cpu=True, **SMALL)
     before, after = (whole([rank[step]["fingerprint"] for rank in ranks]) for step in (0, 1))
     assert after["model"] == before["model"]
     assert after["scheduler"] == before["scheduler"]

@@ -79,7 +79,7 @@ class Pipeline:
         rows: int,
         length: int,
         width: int,
-        amp: bool,
+        autocast: bool,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         scale: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
@@ -95,7 +95,7 @@ class Pipeline:
         hidden = torch.empty((rows, length, width), device=device, requires_grad=True)
         tokens = torch.empty((rows, length), dtype=torch.int64, device=device)
         logits = hidden.new_empty(
-            (rows, length, VOCABULARY), dtype=torch.float16 if amp else torch.float32
+            (rows, length, VOCABULARY), dtype=torch.float16 if autocast else torch.float32
         ).requires_grad_()
         stage = _Stage(
             model,
@@ -106,7 +106,7 @@ class Pipeline:
             output_args=logits if model.predicts else hidden,
             group=group,
         )
-        stage.context, stage.amp = context, amp
+        stage.context, stage.autocast = context, autocast
         self._schedule = Schedule1F1B(stage, micro_batches, loss_fn=loss_of, scale_grads=False)
 
     def run(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -133,12 +133,12 @@ class _Stage(PipelineStage):
     """Announces the phases. Autocast is for the forward alone, as without a pipeline."""
 
     context: RankContext
-    amp: bool
+    autocast: bool
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         with (
             self.context.phase("forward"),
-            torch.autocast(self.device.type, dtype=torch.float16, enabled=self.amp),
+            torch.autocast(self.device.type, dtype=torch.float16, enabled=self.autocast),
         ):
             return super().forward_one_chunk(*args, **kwargs)
 
