@@ -137,9 +137,16 @@ def acknowledged_is_kept(case: Case) -> Iterator[Finding]:
             yield Finding(
                 verdict=Verdict.TORN,
                 reason=f"attempt {attempt.number} acknowledged the checkpoint of step {newest}, "
-                f"but the store's newest valid one is {attempt.store.newest_valid}",
+                f"but the store's newest valid one is {attempt.store.newest_valid}"
+                f"{_after_power_loss(attempt)}",
                 step=newest,
             )
+
+
+def _after_power_loss(attempt: Attempt) -> str:
+    if attempt.store.lost is None:
+        return ""
+    return f"; after the power loss {'; '.join(attempt.store.lost[:3]) or 'nothing was missing'}"
 
 
 def resumed_from_newest(case: Case) -> Iterator[Finding]:

@@ -64,7 +64,9 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
     if fault.action == "stop":
         return _was_stopped(run, fault, strike)
     status = run.attempts[strike.attempt - 1].exits.get(strike.rank)
-    if fault.action == "kill":
+    if fault.action == "powercut" and run.attempts[strike.attempt - 1].store.lost is None:
+        return False
+    if fault.action in ("kill", "powercut"):
         return status == -signal.SIGKILL  # at once, so no launcher comes before it
     if status is None:
         return None

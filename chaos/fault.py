@@ -15,6 +15,7 @@ from typing import Literal
 
 from .errors import FaultSyntaxError
 from .events import EVENTS, STORAGE, At
+from .powerloss.volatile import SURVIVES, Survives
 
 When = Literal["before", "after"]
 
@@ -52,6 +53,8 @@ ACTIONS = {
         Action("exit", "the process leaves with code=N and no clean-up", ("code",)),
         Action("raise", "an exception is thrown into the job"),
         Action("oom", "memory runs out: RLIMIT_AS is lowered and exhausted"),
+        Action("powercut", "the machine loses power: its ranks die, and what was not made durable "
+               "may be lost, as survives= says", ("survives",)),
         Action("tear", "the rank's file in the newest checkpoint loses its second half", ("part",)),
         Action("flip", "one bit of the rank's file in the newest checkpoint flips", ("part",)),
         Action("remove", "the rank's file in the newest checkpoint disappears", ("part",)),
@@ -102,6 +105,7 @@ class Fault:
         grace: seconds between the SIGTERM and the SIGKILL of ``terminate``.
         resume: seconds after which ``stop`` continues the process; never if None.
         part: which file ``tear``, ``flip``, … damage, one of `PARTS`.
+        survives: what ``powercut`` leaves of what was not durable; see `Survives`.
         path: count only operations on files whose full name matches this pattern.
         times: how many matches in a row it strikes, from the nth; `ALWAYS`: all that follow.
         error: what ``fail`` raises, a key of `ERRORS`.
@@ -124,6 +128,7 @@ class Fault:
     grace: float = 30.0
     resume: float | None = None
     part: str = "shard"
+    survives: Survives = "certain"
     path: str = "*"
     times: int = 1
     error: str = "EIO"
@@ -146,6 +151,12 @@ class Fault:
                 raise FaultSyntaxError(f"{self.action} does not take {option}=; it takes {takes}")
         if self.part not in PARTS:
             raise FaultSyntaxError(f"part={self.part!r}: choose one of {', '.join(PARTS)}")
+        if self.survives not in SURVIVES:
+            raise FaultSyntaxError(
+                f"survives={self.survives!r}: choose one of {', '.join(SURVIVES)}"
+            )
+        if self.action == "powercut" and self.rank is not None:
+            raise FaultSyntaxError("powercut strikes a whole machine: say rank=* or node=N")
         if min(self.rank or 0, self.node or 0) < 0:
             raise FaultSyntaxError(f"{self.whom}: ranks and nodes count from 0")
         if self.when not in ("before", "after"):
@@ -241,7 +252,8 @@ class Fault:
         words += [f"grace{self.grace:g}"] if self.grace != _DEFAULTS["grace"] else []
         words += [f"resume{self.resume:g}"] if self.resume is not None else []
         words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
-        for name in ("path", *_OWN[4:]):
+        words += [self.survives] if self.survives != _DEFAULTS["survives"] else []
+        for name in ("path", *_OWN[5:]):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 shown = re.sub(r"[^\w.-]", "", str(value)) if name == "path" else _show(name, value)
@@ -260,7 +272,7 @@ class Fault:
 
 _DEFAULTS = {field.name: field.default for field in fields(Fault)}
 _OWN = (
-    *("code", "grace", "resume", "part"),
+    *("code", "grace", "resume", "part", "survives"),
     *("times", "error", "keep", "hold", "seconds", "rate"),
 )
 """Options that only some actions take."""
@@ -312,6 +324,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "grace": _seconds,
     "resume": _seconds,
     "part": str,
+    "survives": str,
     "path": str,
     "times": _times,
     "error": str,

@@ -24,10 +24,16 @@ from .errors import InjectedError
 from .exhaust import exhaust_memory
 from .fault import ACTIONS, ALWAYS, DAMAGE, Fault
 from .ledger import Ledger, Strike
+from .powerloss.control import cut_from_rank
 from .schedule import Schedule
 from .trace import TraceWriter
 
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "powercut": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "terminate": signal.SIGTERM,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +220,8 @@ class Injector:
             # Frozen first, so that none sees another die and leaves in its own way.
             for rank in others:
                 self._send(signal.SIGSTOP, rank, fault)
+        if fault.action == "powercut":
+            cut_from_rank(self._position.store, fault.survives)
         for rank in others + [own] * (own in ranks):
             self._send(number, rank, fault)
 

@@ -73,6 +73,7 @@ class Shape:
     checkpoint_interval: int
     max_restarts: int = 3
     object_store: bool = False
+    powerloss: str = ""
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""
@@ -94,6 +95,10 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
     events = fault.at.events()
     if 0 not in targets and all(event.coordinator_only for event in events):
         return f"only rank 0 reaches {fault.at.name}"
+    if fault.action == "powercut" and not shape.powerloss:
+        return "its stores are not on a disk that can lose power; add --chaos-powerloss fuse"
+    if shape.powerloss in ("ext4", "xfs") and fault.survives != "certain":
+        return f"{shape.powerloss} decides for itself what survives; leave out survives="
     if fault.action == "swap" and shape.world_size == 1:
         return "there is no other rank to change places with"
     if shape.object_store and all(event.directory_only for event in events):

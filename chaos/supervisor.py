@@ -35,7 +35,7 @@ PREEMPTED = 75
 _POLL_S = 0.05
 _START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
 _STRUCK_S = 2.0
-_FATAL = ("kill", "exit", "raise", "oom", "terminate")
+_FATAL = ("kill", "powercut", "exit", "raise", "oom", "terminate")
 _OUTPUT_LINES = 25
 
 Progress = Callable[[int, int], None]
