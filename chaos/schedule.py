@@ -120,6 +120,8 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
                 f"no checkpoint is saved at step {step}, "
                 f"only every {shape.checkpoint_interval} steps and at the end"
             )
+    if fault.action == "terminate" and (step == shape.steps or fault.at.name == "exit"):
+        return f"the run ends with step {shape.steps}, so nothing is left to be preempted"
     at_most = _occurrences(fault.at, shape)
     if at_most is not None and fault.nth > at_most:
         return f"{fault.at} happens at most {at_most} time{'s' * (at_most > 1)} in an attempt"
