@@ -20,12 +20,43 @@ from .ledger import Strike
 from .run import Attempt
 from .samples import sample_faults
 from .supervisor import PREEMPTED
+from .trace import Record
 from .trajectory import Beginning, Step
 
 
 def was_exercised(case: Case) -> Iterator[Finding]:
     for reason in ineffective_strikes(case.run, case.trajectory, case.schedule):
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
+
+
+def lies_were_noticed(case: Case) -> Iterator[Finding]:
+    """Bytes that a rank was given wrongly while it restored a step must not be accepted."""
+    for number, rank, trace in case.run.traces():
+        beginning = case.trajectory.beginning(number)
+        accepted = None if beginning is None else beginning.restored
+        for record in _misread(trace) if accepted else ():
+            if record["step"] == accepted:
+                yield Finding(
+                    verdict=Verdict.CORRUPTION_UNDETECTED,
+                    reason=f"attempt {number} resumed from step {accepted}, though rank {rank} "
+                    f"read {record['file']} wrongly ({record['change']})",
+                    step=accepted,
+                )
+
+
+def _misread(trace: list[Record]) -> Iterator[Record]:
+    """The damage to what was read between the edges of a restore's own readings."""
+    is_reading = False
+    for record in trace:
+        if record["kind"] == "began":
+            return
+        name = str(record.get("event", ""))
+        if record["kind"] == "event" and name.startswith("restore/"):
+            is_reading = name.endswith("/read") and record["edge"] == "before"
+        elif record["kind"] == "event" and name.startswith("checkpoint"):
+            is_reading = False
+        elif record["kind"] == "damage" and is_reading and name == "storage/read":
+            yield record
 
 
 def was_resharded(case: Case) -> Iterator[Finding]:
@@ -106,9 +137,16 @@ def acknowledged_is_kept(case: Case) -> Iterator[Finding]:
             yield Finding(
                 verdict=Verdict.TORN,
                 reason=f"attempt {attempt.number} acknowledged the checkpoint of step {newest}, "
-                f"but the store's newest valid one is {attempt.store.newest_valid}",
+                f"but the store's newest valid one is {attempt.store.newest_valid}"
+                f"{_after_power_loss(attempt)}",
                 step=newest,
             )
+
+
+def _after_power_loss(attempt: Attempt) -> str:
+    if attempt.store.lost is None:
+        return ""
+    return f"; after the power loss {'; '.join(attempt.store.lost[:3]) or 'nothing was missing'}"
 
 
 def resumed_from_newest(case: Case) -> Iterator[Finding]:
@@ -311,6 +349,7 @@ def nothing_is_left(case: Case) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    lies_were_noticed,
     was_exercised,
     was_resharded,
     store_is_whole,

@@ -35,10 +35,11 @@ class Damage:
 
 
 def damage_newest(store: str, fault: Fault, rank: int, *, seed: int) -> Damage:
-    """Apply ``tear``, ``flip`` or ``remove`` to ``rank``'s file of the newest checkpoint.
+    """Apply an action of `DAMAGE` to ``rank``'s file of the newest checkpoint.
 
     Raises:
-        ChaosError: nothing is published yet, or the rank wrote no bytes that could be damaged.
+        ChaosError: nothing is published yet, the rank wrote no bytes that could be damaged, or
+            there is no earlier checkpoint to roll back to.
     """
     objects = objects_at(store)
     files: _Files = _Directory(Path(store)) if objects is None else _Objects(objects)
@@ -54,6 +55,20 @@ def damage_newest(store: str, fault: Fault, rank: int, *, seed: int) -> Damage:
         size_bytes = files.size(name) // 2
         files.truncate(name, size_bytes)
         change = f"cut to {size_bytes} bytes"
+    elif fault.action == "swap":
+        peer = (rank + 1) % manifest.world_size
+        other, _ = _target(files, published[-1], manifest, fault.part, peer)
+        mine, theirs = files.content(name), files.content(other)
+        files.write(name, theirs)
+        files.write(other, mine)
+        change = f"swapped with {other}"
+    elif fault.action == "rollback":
+        if len(published) < 2:
+            raise ChaosError(f"'{fault}' found no earlier checkpoint to roll back to")
+        earlier = Manifest.from_bytes(files.read(published[-2]))
+        source, _ = _target(files, published[-2], earlier, fault.part, rank)
+        files.write(name, files.content(source))
+        change = f"replaced by {source}"
     else:
         choice = random.Random(f"{seed}/{rank}")
         position, bit = choice.choice(used), choice.randrange(8)
@@ -91,6 +106,8 @@ class _Files(Protocol):
 
     def manifests(self) -> list[str]: ...
     def read(self, name: str) -> bytes: ...
+    def content(self, name: str) -> bytes: ...
+    def write(self, name: str, content: bytes) -> None: ...
     def size(self, name: str) -> int: ...
     def remove(self, name: str) -> None: ...
     def truncate(self, name: str, size_bytes: int) -> None: ...
@@ -106,6 +123,12 @@ class _Directory:
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
+
+    def content(self, name: str) -> bytes:
+        return self.read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        (self.root / name).write_bytes(content)
 
     def size(self, name: str) -> int:
         return (self.root / name).stat().st_size
@@ -141,6 +164,12 @@ class _Objects:
     def read(self, name: str) -> bytes:
         return self.objects.get(name, MANIFEST_BYTES_MAX)
 
+    def content(self, name: str) -> bytes:
+        return self.objects.get(name, self.size(name))
+
+    def write(self, name: str, content: bytes) -> None:
+        self.objects.put(name, content)
+
     def size(self, name: str) -> int:
         return self.objects.sizes(name)[name]
 
@@ -151,6 +180,6 @@ class _Objects:
         self.objects.put(name, self.objects.get(name, size_bytes))
 
     def flip(self, name: str, position: int, bits: int) -> None:
-        content = bytearray(self.objects.get(name, self.size(name)))
+        content = bytearray(self.content(name))
         content[position] ^= bits
         self.objects.put(name, bytes(content))

@@ -14,7 +14,7 @@ from typing import cast
 from seatrial.recovery.errors import NoValidCheckpointError
 
 from .errors import InjectedError
-from .fault import DAMAGE, Fault
+from .fault import ACTIONS, DAMAGE, DATA, LIES, Fault
 from .ledger import Strike
 from .run import Run
 from .schedule import Schedule
@@ -37,11 +37,15 @@ def ineffective_strikes(run: Run, trajectory: Trajectory, schedule: Schedule) ->
     for index, fault in enumerate(schedule.faults):
         own = [strike for strike in strikes if strike.fault == index]
         if not own:
-            yield f"the fault '{fault}' never fired: no target rank reached its event"
+            unseen = " (or it stores in a way that is not observed)" * fault.at.is_storage
+            yield f"the fault '{fault}' never fired: no target rank reached its event{unseen}"
             continue
         if fault.action in DAMAGE:
             if not any(_was_met(run, trajectory, fault, strike) for strike in own):
                 yield f"the fault '{fault}' struck, but no restore met what it damaged"
+            continue
+        if ACTIONS[fault.action].operations:
+            yield from _without_effect(run, trajectory, fault, own)
             continue
         effects = [_had_effect(run, fault, strike) for strike in own]
         if all(effect is not False for effect in effects) and any(effects):
@@ -60,7 +64,9 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
     if fault.action == "stop":
         return _was_stopped(run, fault, strike)
     status = run.attempts[strike.attempt - 1].exits.get(strike.rank)
-    if fault.action == "kill":
+    if fault.action == "powercut" and run.attempts[strike.attempt - 1].store.lost is None:
+        return False
+    if fault.action in ("kill", "powercut"):
         return status == -signal.SIGKILL  # at once, so no launcher comes before it
     if status is None:
         return None
@@ -73,6 +79,50 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
         return InjectedError.__name__ in (error["type"], *cast(list[str], error.get("causes", [])))
     # An exception that the job swallowed leaves the process running, perhaps to die of another.
     return status != 0 and not _went_on(run, strike)
+
+
+def _without_effect(
+    run: Run, trajectory: Trajectory, fault: Fault, strikes: list[Strike]
+) -> Iterator[str]:
+    """Why an alteration of storage operations proves nothing, if it does not.
+
+    What the job is told of has its effect at once. A lie must be met by a restore, or be noticed:
+    an error that names the file. What was renamed, deleted or listed is not looked for again.
+    """
+    for strike in strikes:
+        trace = run.trace(strike.attempt, strike.rank)
+        made = [r for r in trace if r["kind"] == "operation" and r["fault"] == strike.fault]
+        said = str(made[-1]["change"]) if made else "the operation failed by itself"
+        if not any(record["changed"] for record in made):
+            yield f"the fault '{fault}' struck {strike.event}, but could change nothing: {said}"
+            return
+    if fault.action not in LIES:
+        return
+    shown = [each for each in strikes if each.event.removeprefix("storage/") in DATA]
+    if shown and not any(
+        _was_met(run, trajectory, fault, strike) or _was_noticed(run, strike) for strike in shown
+    ):
+        yield (
+            f"the fault '{fault}' struck {shown[0].event}, but neither did a restore meet what it "
+            "changed, nor did an error name the file"
+        )
+
+
+def _was_noticed(run: Run, strike: Strike) -> bool:
+    """Whether a rank of the same attempt failed with an error that names what was changed."""
+    files = {
+        str(record["file"]).rpartition("/")[2]
+        for record in run.trace(strike.attempt, strike.rank)
+        if record["kind"] == "operation" and record["fault"] == strike.fault and record["changed"]
+    }
+    attempt = run.attempts[strike.attempt - 1]
+    for rank in range(run.ranks_of(strike.attempt)):
+        error = run.error_of(attempt, rank)
+        if error is None or float(str(error["t"])) < strike.t:
+            continue
+        if any(file in str(error["message"]) for file in files):
+            return True
+    return False
 
 
 def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:
@@ -94,11 +144,26 @@ def _error(run: Run, strike: Strike) -> Record | None:
 def _was_met(run: Run, trajectory: Trajectory, fault: Fault, strike: Strike) -> bool:
     """Whether a restore came upon the damage; what it made of it is for other checks."""
     trace = run.trace(strike.attempt, strike.rank)
-    mine = [r for r in trace if r["kind"] == "damage" and r["fault"] == strike.fault]
-    if not mine:
-        return False
-    damaged = int(str(mine[0]["step"]))
-    is_in_restore = strike.event.startswith("restore")
+    began = False
+    for record in trace:
+        began = began or record["kind"] == "began"
+        if record["kind"] == "damage" and record["fault"] == strike.fault:
+            is_in_restore = not began and strike.attempt > 1
+            if _step_was_met(
+                run, trajectory, fault, strike, int(str(record["step"])), is_in_restore
+            ):
+                return True
+    return False
+
+
+def _step_was_met(
+    run: Run,
+    trajectory: Trajectory,
+    fault: Fault,
+    strike: Strike,
+    damaged: int,
+    is_in_restore: bool,
+) -> bool:
     for attempt in run.attempts[strike.attempt - 1 if is_in_restore else strike.attempt :]:
         beginning = trajectory.beginning(attempt.number)
         if beginning is None:
@@ -111,6 +176,7 @@ def _was_met(run: Run, trajectory: Trajectory, fault: Fault, strike: Strike) -> 
         # Of the first restore after the damage the newest checkpoint is the first candidate.
         before = run.attempts[attempt.number - 2].store
         is_gone = fault.action == "remove" and fault.part == "manifest"
+        is_gone = is_gone or (fault.action in LIES and damaged not in before.valid)
         is_there = is_gone or damaged in before.damaged
         return is_there and damaged > (before.newest_valid or 0)
     return False

@@ -15,7 +15,7 @@ from typing import Literal
 
 from .errors import FaultSyntaxError
 
-Stage = Literal["process", "step", "checkpoint", "restore"]
+Stage = Literal["process", "step", "checkpoint", "restore", "storage"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,20 @@ EVENTS = (
     Event("restore/agree", "restore", "all ranks agree that the generation is valid"),
     Event("restore/load", "restore", "scheduler, scaler, sampler and RNG are put back"),
     Event("restore/quarantine", "restore", "a damaged generation is set aside", True),
+    Event("storage/create", "storage", "a file or a multipart upload is begun"),
+    Event("storage/write", "storage", "bytes are written to a file, or a whole object is put"),
+    Event("storage/commit", "storage", "an upload, or a file of fsspec, is completed"),
+    Event("storage/sync", "storage", "a file or directory is fsynced", directory_only=True),
+    Event("storage/publish", "storage", "a name is created exclusively: a link or conditional PUT"),
+    Event("storage/rename", "storage", "a file or directory is renamed", directory_only=True),
+    Event("storage/read", "storage", "bytes of a file or object are read"),
+    Event("storage/list", "storage", "names are listed"),
+    Event("storage/stat", "storage", "it is asked whether a file is there, or its size"),
+    Event("storage/delete", "storage", "a file, object or upload is deleted"),
 )
+
+STORAGE = "storage/"
+"""How operations of the storage are named; only a pattern that begins so selects them."""
 
 COMMIT_PROTOCOL = tuple(event for event in EVENTS if event.stage == "checkpoint")
 """Every event of a save, outermost first, then in order."""
@@ -110,8 +123,16 @@ class At:
 
     def events(self) -> tuple[Event, ...]:
         """The kinds of event that can match."""
-        return tuple(event for event in EVENTS if fnmatchcase(event.name, self.name))
+        return tuple(event for event in EVENTS if self._selects(event.name))
 
     def matches(self, name: str, step: int | None) -> bool:
         """Whether the event ``name`` in ``step`` is one that the fault waits for."""
-        return (self.step is None or self.step == step) and fnmatchcase(name, self.name)
+        return (self.step is None or self.step == step) and self._selects(name)
+
+    @property
+    def is_storage(self) -> bool:
+        """Whether it selects operations of the storage."""
+        return self.name.startswith(STORAGE)
+
+    def _selects(self, name: str) -> bool:
+        return fnmatchcase(name, self.name) and name.startswith(STORAGE) == self.is_storage

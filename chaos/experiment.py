@@ -15,6 +15,8 @@ class Experiment:
     """The job on trial and the size of its runs; what a reference is the reference of.
 
     ``timeout_s`` is how long no rank may do anything; None derives it from the reference.
+    ``powerloss`` is the kind of disk that the stores are on, one of
+    `seatrial.chaos.powerloss.KINDS`; empty for one that keeps its power.
     """
 
     workload: Workload
@@ -26,6 +28,7 @@ class Experiment:
     timeout_s: float | None = None
     launcher: str = "fork"
     object_store: bool = False
+    powerloss: str = ""
 
     @property
     def shape(self) -> Shape:
@@ -36,10 +39,11 @@ class Experiment:
             checkpoint_interval=self.checkpoint_interval,
             max_restarts=self.max_restarts,
             object_store=self.object_store,
+            powerloss=self.powerloss,
         )
 
     @property
     def key(self) -> str:
         """Equal for experiments that have the same reference."""
-        facts = {**asdict(self), "max_restarts": None, "timeout_s": None}
+        facts = {**asdict(self), "max_restarts": None, "timeout_s": None, "powerloss": None}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ one attempt and never looks at a clock. Does not act; `seatrial.chaos.inject` do
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 from collections.abc import Callable
@@ -13,9 +14,23 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from .errors import FaultSyntaxError
-from .events import At
+from .events import EVENTS, STORAGE, At
+from .powerloss.volatile import SURVIVES, Survives
 
 When = Literal["before", "after"]
+
+CHANGES = ("write", "commit", "publish", "rename", "delete")
+DATA = ("read", "write", "commit", "publish")
+EVERY_OPERATION = tuple(
+    event.name.removeprefix(STORAGE) for event in EVENTS if event.stage == "storage"
+)
+ERRORS = {
+    name: getattr(errno, name)
+    for name in (
+        *("EIO", "ENOSPC", "EDQUOT", "EACCES", "EROFS", "ETIMEDOUT", "ESTALE", "ECONNRESET"),
+    )
+} | {"SlowDown": errno.EBUSY}
+"""What ``fail`` may raise, by name; ``SlowDown`` is a 503 of S3, as s3fs translates it."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,8 @@ class Action:
     name: str
     meaning: str
     options: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    """The storage operations that it alters; empty for what strikes at any event."""
 
 
 ACTIONS = {
@@ -36,15 +53,41 @@ ACTIONS = {
         Action("exit", "the process leaves with code=N and no clean-up", ("code",)),
         Action("raise", "an exception is thrown into the job"),
         Action("oom", "memory runs out: RLIMIT_AS is lowered and exhausted"),
+        Action("powercut", "the machine loses power: its ranks die, and what was not made durable "
+               "may be lost, as survives= says", ("survives",)),
         Action("tear", "the rank's file in the newest checkpoint loses its second half", ("part",)),
         Action("flip", "one bit of the rank's file in the newest checkpoint flips", ("part",)),
         Action("remove", "the rank's file in the newest checkpoint disappears", ("part",)),
+        Action("swap", "the rank's file in the newest checkpoint and the next rank's change places",
+               ("part",)),
+        Action("rollback", "the rank's file in the newest checkpoint becomes the previous one's",
+               ("part",)),
+        Action("fail", "a storage operation fails with error=NAME (when=after: it took effect)",
+               ("error", "times"), EVERY_OPERATION),
+        Action("lose", "a storage operation is acknowledged and never carried out",
+               ("times",), CHANGES),
+        Action("short", "only the first keep=BYTES of a write arrive (half of it)",
+               ("keep", "times"), ("write", "commit", "publish")),
+        Action("corrupt", "one bit flips on the way to or from the storage",
+               ("times",), DATA),
+        Action("stale", "a rank is served what it saw last, or nothing",
+               ("times",), ("read", "list", "stat")),
+        Action("late", "a storage operation is acknowledged, and done hold=N operations later (1)",
+               ("hold", "times"), CHANGES),
+        Action("delay", "a storage operation takes seconds=S longer",
+               ("seconds", "times"), EVERY_OPERATION),
+        Action("slow", "bytes move at rate=N a second", ("rate", "times"), DATA),
     )
-}
-"""Every action by name; ``tear``, ``flip`` and ``remove`` damage storage, the rest the process."""
+}  # fmt: skip
+"""Every action by name: what happens to the process, to the newest checkpoint at rest, and to
+single operations of the storage."""
 
-DAMAGE = ("tear", "flip", "remove")
+DAMAGE = ("tear", "flip", "remove", "swap", "rollback")
+LIES = ("lose", "short", "corrupt", "stale", "late")
+"""Alterations that the job is not told of."""
 PARTS = ("shard", "objects", "manifest")
+ALWAYS = 0
+"""``times=always``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +104,15 @@ class Fault:
         code: exit status of ``exit``, 1 to 255.
         grace: seconds between the SIGTERM and the SIGKILL of ``terminate``.
         resume: seconds after which ``stop`` continues the process; never if None.
-        part: which file ``tear``, ``flip`` and ``remove`` damage, one of `PARTS`.
+        part: which file ``tear``, ``flip``, … damage, one of `PARTS`.
+        survives: what ``powercut`` leaves of what was not durable; see `Survives`.
+        path: count only operations on files whose full name matches this pattern.
+        times: how many matches in a row it strikes, from the nth; `ALWAYS`: all that follow.
+        error: what ``fail`` raises, a key of `ERRORS`.
+        keep: how many bytes ``short`` lets through; half of them if None.
+        hold: after how many other operations of the rank ``late`` carries its own out.
+        seconds: how much longer ``delay`` makes an operation.
+        rate: bytes per second that ``slow`` allows.
     """
 
     action: str
@@ -77,6 +128,14 @@ class Fault:
     grace: float = 30.0
     resume: float | None = None
     part: str = "shard"
+    survives: Survives = "certain"
+    path: str = "*"
+    times: int = 1
+    error: str = "EIO"
+    keep: int | None = None
+    hold: int = 1
+    seconds: float = 1.0
+    rate: float = 1e6
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -86,12 +145,18 @@ class Fault:
         if (self.rank is not None) + (self.node is not None) + self.everyone != 1:
             raise FaultSyntaxError(f"{self.action}: say whom: rank=N, rank=* or node=N")
         allowed = ACTIONS[self.action].options
-        for option in ("code", "grace", "resume", "part"):
+        for option in _OWN:
             if option not in allowed and getattr(self, option) != _DEFAULTS[option]:
                 takes = ", ".join(allowed) or "no option of its own"
                 raise FaultSyntaxError(f"{self.action} does not take {option}=; it takes {takes}")
         if self.part not in PARTS:
             raise FaultSyntaxError(f"part={self.part!r}: choose one of {', '.join(PARTS)}")
+        if self.survives not in SURVIVES:
+            raise FaultSyntaxError(
+                f"survives={self.survives!r}: choose one of {', '.join(SURVIVES)}"
+            )
+        if self.action == "powercut" and self.rank is not None:
+            raise FaultSyntaxError("powercut strikes a whole machine: say rank=* or node=N")
         if min(self.rank or 0, self.node or 0) < 0:
             raise FaultSyntaxError(f"{self.whom}: ranks and nodes count from 0")
         if self.when not in ("before", "after"):
@@ -103,6 +168,32 @@ class Fault:
             raise FaultSyntaxError("nth= and attempt= count from 1")
         if not 1 <= self.code <= 255:
             raise FaultSyntaxError(f"code={self.code}: an exit code of a failure is 1 to 255")
+        self._check_operation()
+
+    def _check_operation(self) -> None:
+        """What concerns operations of the storage."""
+        able = ACTIONS[self.action].operations
+        reached = [event.name.removeprefix(STORAGE) for event in self.at.events()]
+        if able and not (self.at.is_storage and set(able) & set(reached)):
+            where = ", ".join(STORAGE + name for name in able)
+            raise FaultSyntaxError(f"{self.action} alters {where}, and not {self.at.name}")
+        if self.path != "*" and not self.at.is_storage:
+            raise FaultSyntaxError(
+                f"path={self.path} selects operations: use it with at={STORAGE}…"
+            )
+        if not self.path or re.search(r"[\s;]", self.path):
+            raise FaultSyntaxError("path= is a pattern without spaces, such as *manifest*")
+        if self.when == "after" and self.action in (*LIES, "delay", "slow"):
+            raise FaultSyntaxError(f"{self.action} changes the operation itself: leave out when=")
+        if self.error not in ERRORS:
+            raise FaultSyntaxError(f"error={self.error}: choose one of {', '.join(ERRORS)}")
+        if self.action == "swap" and self.part == "manifest":
+            raise FaultSyntaxError("swap: the manifest is one file for all ranks")
+        if self.times < 0 or self.hold < 1 or (self.keep or 0) < 0:
+            raise FaultSyntaxError("times= and hold= count from 1, keep= from 0")
+        for option, value in (("seconds", self.seconds), ("rate", self.rate)):
+            if not (value > 0 and math.isfinite(value)):
+                raise FaultSyntaxError(f"{option}={value} should be above 0")
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -135,10 +226,10 @@ class Fault:
 
     def __str__(self) -> str:
         words = [self.action, self.whom, f"at={self.at}"]
-        for name in ("nth", "when", "attempt", "persistent", "code", "grace", "resume", "part"):
+        for name in ("path", "nth", "when", "attempt", "persistent", *_OWN):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
-                words.append(f"{name}={_show(value)}")
+                words.append(f"{name}={_show(name, value)}")
         return " ".join(words)
 
     @property
@@ -161,6 +252,12 @@ class Fault:
         words += [f"grace{self.grace:g}"] if self.grace != _DEFAULTS["grace"] else []
         words += [f"resume{self.resume:g}"] if self.resume is not None else []
         words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
+        words += [self.survives] if self.survives != _DEFAULTS["survives"] else []
+        for name in ("path", *_OWN[5:]):
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                shown = re.sub(r"[^\w.-]", "", str(value)) if name == "path" else _show(name, value)
+                words.append((shown or "any") if name in ("error", "path") else f"{name}{shown}")
         return "-".join(words)
 
     def targets(self, *, world_size: int, ranks_per_node: int) -> tuple[int, ...]:
@@ -174,6 +271,11 @@ class Fault:
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Fault)}
+_OWN = (
+    *("code", "grace", "resume", "part", "survives"),
+    *("times", "error", "keep", "hold", "seconds", "rate"),
+)
+"""Options that only some actions take."""
 
 
 def _count(text: str) -> int:
@@ -190,6 +292,12 @@ def _seconds(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?(e[-+]?\d+)?s?", text):
         raise ValueError("a number of seconds")
     return float(text.removesuffix("s"))
+
+
+def _times(text: str) -> int:
+    if text != "always" and not _count(text):
+        raise ValueError("a whole number from 1, or 'always'")
+    return ALWAYS if text == "always" else _count(text)
 
 
 def _when(text: str) -> str:
@@ -216,6 +324,14 @@ _READERS: dict[str, Callable[[str], object]] = {
     "grace": _seconds,
     "resume": _seconds,
     "part": str,
+    "survives": str,
+    "path": str,
+    "times": _times,
+    "error": str,
+    "keep": _count,
+    "hold": _count,
+    "seconds": _seconds,
+    "rate": _seconds,
 }
 
 
@@ -228,7 +344,9 @@ def _read(text: str, word: str, key: str, value: str) -> object:
         raise FaultSyntaxError(f"fault {text!r}: {word!r} should be {error}") from None
 
 
-def _show(value: object) -> str:
+def _show(option: str, value: object) -> str:
+    if option == "times" and value == ALWAYS:
+        return "always"
     if value is True:
         return "yes"
     return repr(value) if isinstance(value, float) else str(value)

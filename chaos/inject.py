@@ -5,6 +5,9 @@ before it happens; counting is exact and per rank, and starts anew in every atte
 at several ranks are sent by the first of them that reaches the event, itself last, as when a whole
 node is lost. Runs inside the rank, in the thread that announces the event; threads share counts,
 and each has a step of its own, so that a save in the background and the training do not mix theirs.
+
+Operations of the storage come by `Injector.due`: those that no fault waits for are not traced, and
+faults that alter one are handed back to whoever carries it out (`seatrial.chaos.storage`).
 """
 
 from __future__ import annotations
@@ -13,17 +16,24 @@ import os
 import signal
 import threading
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from .damage import damage_newest
 from .errors import InjectedError
 from .exhaust import exhaust_memory
-from .fault import DAMAGE, Fault
+from .fault import ACTIONS, ALWAYS, DAMAGE, Fault
 from .ledger import Ledger, Strike
+from .powerloss.control import cut_from_rank
 from .schedule import Schedule
 from .trace import TraceWriter
 
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "powercut": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "terminate": signal.SIGTERM,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +53,13 @@ def pid_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.pid"
 
 
+def _lasts_s(fault: Fault) -> float | None:
+    """After how long a strike is over by itself; None if that is not known."""
+    if fault.action == "delay" and fault.times == 1:
+        return fault.seconds
+    return fault.resume if fault.action == "stop" else None
+
+
 class Injector:
     """The listener of one rank in one attempt; see `seatrial.recovery.probe.listen`."""
 
@@ -56,6 +73,8 @@ class Injector:
         self._thread = threading.local()
         self._counting = threading.Lock()
         self._counts = [0] * len(schedule.faults)
+        self._claimed: set[int] = set()  # by this process, in this attempt
+        self._last_step: int | None = None
         self._targets = [
             fault.targets(world_size=position.world_size, ranks_per_node=position.ranks_per_node)
             for fault in schedule.faults
@@ -64,36 +83,97 @@ class Injector:
     def __call__(self, event: str, edge: str, facts: dict[str, object]) -> None:
         step = facts.get("step")
         if isinstance(step, int):
-            self._thread.step = step
+            self._thread.step = self._last_step = step
         self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
+        self._strike_all(event, edge, self._step, "")
+
+    @property
+    def trace(self) -> TraceWriter:
+        return self._trace
+
+    @property
+    def seed(self) -> int:
+        return self._schedule.seed
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return self._schedule.faults
+
+    @property
+    def rank(self) -> int:
+        return self._position.rank
+
+    def waiting(self, event: str) -> list[Fault]:
+        """The faults of this rank and attempt that wait for the operation ``event``."""
+        return [
+            fault
+            for index, fault in enumerate(self._schedule.faults)
+            if fault.at.is_storage
+            and self._position.rank in self._targets[index]
+            and fault.attempt in (None, self._position.attempt)
+            and any(event == each.name for each in fault.at.events())
+        ]
+
+    def due(self, event: str, edge: str, file: str, step: int | None) -> list[tuple[int, Fault]]:
+        """Announce one edge of an operation on ``file``; the faults that alter it, which struck.
+
+        ``step`` is that of the checkpoint which the file belongs to, if it is known. Others strike
+        here and now.
+        """
+        if step is None:
+            step = self._step if self._step is not None else self._last_step
+        self._trace.record("event", event=event, edge=edge, step=step, file=file)
+        return self._strike_all(event, edge, step, file)
+
+    def _strike_all(
+        self, event: str, edge: str, step: int | None, file: str
+    ) -> list[tuple[int, Fault]]:
         # All count before one strikes: the strike may raise.
         with self._counting:
             faults = enumerate(self._schedule.faults)
-            due = [(index, f) for index, f in faults if self._is_due(index, f, event, edge)]
+            due = [(i, f) for i, f in faults if self._is_due(i, f, event, edge, step, file)]
+        altering = []
         for index, fault in due:
-            self._strike(index, fault, event, edge)
+            if not ACTIONS[fault.action].operations:
+                self._strike(index, fault, event, edge, step)
+            elif self._claims(index, fault, event, edge, step):
+                altering.append((index, fault))
+        return altering
 
     @property
     def _step(self) -> int | None:
         step: int | None = getattr(self._thread, "step", None)
         return step
 
-    def _is_due(self, index: int, fault: Fault, event: str, edge: str) -> bool:
+    def _is_due(
+        self, index: int, fault: Fault, event: str, edge: str, step: int | None, file: str
+    ) -> bool:
         if fault.when != edge or self._position.rank not in self._targets[index]:
             return False
         if fault.attempt not in (None, self._position.attempt):
             return False
-        if not fault.at.matches(event, self._step):
+        if not fault.at.matches(event, step) or not fnmatchcase(file, fault.path):
             return False
         self._counts[index] += 1
-        return self._counts[index] == fault.nth
+        beyond = self._counts[index] - fault.nth
+        return beyond >= 0 and (fault.times == ALWAYS or beyond < fault.times)
 
-    def _strike(self, index: int, fault: Fault, event: str, edge: str) -> None:
+    def _claims(self, index: int, fault: Fault, event: str, edge: str, step: int | None) -> bool:
+        """Whether the fault may alter an operation: not if it struck in an earlier attempt."""
+        with self._counting:
+            if index not in self._claimed:
+                strike = self._describe(index, fault, self._position.rank, event, edge, step)
+                if not self._ledger.claim(strike, persistent=fault.persistent):
+                    return False
+                self._claimed.add(index)
+        return True
+
+    def _strike(self, index: int, fault: Fault, event: str, edge: str, step: int | None) -> None:
         own = self._position.rank
         together = fault.action in _SIGNALS
         claimed: list[int] = []
         for rank in self._targets[index] if together else (own,):
-            strike = self._describe(index, fault, rank, event, edge)
+            strike = self._describe(index, fault, rank, event, edge, step)
             if not self._ledger.claim(strike, persistent=fault.persistent):
                 # Whoever claims the first target strikes them all: two that share the targets
                 # could kill each other before either is done.
@@ -116,7 +196,9 @@ class Injector:
         elif fault.action == "oom":
             exhaust_memory()
 
-    def _describe(self, index: int, fault: Fault, rank: int, event: str, edge: str) -> Strike:
+    def _describe(
+        self, index: int, fault: Fault, rank: int, event: str, edge: str, step: int | None
+    ) -> Strike:
         return Strike(
             fault=index,
             action=fault.action,
@@ -124,10 +206,10 @@ class Injector:
             attempt=self._position.attempt,
             event=event,
             edge=edge,
-            step=self._step,
+            step=step,
             t=Ledger.now(),
             grace=fault.grace if fault.action == "terminate" else None,
-            resume=fault.resume if fault.action == "stop" else None,
+            resume=_lasts_s(fault),
         )
 
     def _signal_all(self, fault: Fault, ranks: list[int]) -> None:
@@ -138,6 +220,8 @@ class Injector:
             # Frozen first, so that none sees another die and leaves in its own way.
             for rank in others:
                 self._send(signal.SIGSTOP, rank, fault)
+        if fault.action == "powercut":
+            cut_from_rank(self._position.store, fault.survives)
         for rank in others + [own] * (own in ranks):
             self._send(number, rank, fault)
 

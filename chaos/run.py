@@ -24,13 +24,15 @@ class StoreState:
     """The checkpoint store between attempts, when no process is left to change it.
 
     ``valid`` and ``damaged`` are published steps; ``writers`` says which attempt published each;
-    ``leftovers`` are files that no manifest names.
+    ``leftovers`` are files that no manifest names; ``lost`` is what a power loss in the attempt
+    took of the disk, None if there was none.
     """
 
     valid: tuple[int, ...] = ()
     damaged: dict[int, str] = field(default_factory=dict)
     quarantined: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
+    lost: tuple[str, ...] | None = None
 
     @property
     def newest_valid(self) -> int | None:

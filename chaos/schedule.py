@@ -73,6 +73,7 @@ class Shape:
     checkpoint_interval: int
     max_restarts: int = 3
     object_store: bool = False
+    powerloss: str = ""
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""
@@ -94,6 +95,12 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
     events = fault.at.events()
     if 0 not in targets and all(event.coordinator_only for event in events):
         return f"only rank 0 reaches {fault.at.name}"
+    if fault.action == "powercut" and not shape.powerloss:
+        return "its stores are not on a disk that can lose power; add --chaos-powerloss fuse"
+    if shape.powerloss in ("ext4", "xfs") and fault.survives != "certain":
+        return f"{shape.powerloss} decides for itself what survives; leave out survives="
+    if fault.action == "swap" and shape.world_size == 1:
+        return "there is no other rank to change places with"
     if shape.object_store and all(event.directory_only for event in events):
         return f"an object store has no {fault.at.name}"
     stages = {event.stage for event in events}
@@ -106,11 +113,15 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
         if step < 1:
             return "steps count from 1"
         preempted = any(other.action == "terminate" for other in faults)
-        if stages <= {"checkpoint", "restore"} and not (preempted or shape.is_checkpoint(step)):
+        if stages <= {"checkpoint", "restore", "storage"} and not (
+            preempted or shape.is_checkpoint(step)
+        ):
             return (
                 f"no checkpoint is saved at step {step}, "
                 f"only every {shape.checkpoint_interval} steps and at the end"
             )
+    if fault.action == "terminate" and (step == shape.steps or fault.at.name == "exit"):
+        return f"the run ends with step {shape.steps}, so nothing is left to be preempted"
     at_most = _occurrences(fault.at, shape)
     if at_most is not None and fault.nth > at_most:
         return f"{fault.at} happens at most {at_most} time{'s' * (at_most > 1)} in an attempt"

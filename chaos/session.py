@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
@@ -22,6 +23,8 @@ from .experiment import Experiment
 from .handover import Handover, obtain_oracle
 from .launch.launcher import LocalLauncher
 from .launch.plan import Workload, World
+from .ledger import Ledger
+from .powerloss import open_disk
 from .reference import Reference, obtain_reference
 from .run import Run, StoreState
 from .schedule import Schedule, require_possible
@@ -60,11 +63,24 @@ class Session:
         root: shared by all processes of one test session.
         owner: this process's name, unique among those that share ``root``.
         stores: the directory or URL below which checkpoint stores are made; ``root`` if None.
+        powerloss: make them on a disk of this kind instead, which can lose power; see
+            `seatrial.chaos.powerloss.KINDS`.
     """
 
-    def __init__(self, root: Path, *, owner: str, stores: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        owner: str,
+        stores: Path | str | None = None,
+        powerloss: str = "",
+    ) -> None:
         self._root = root
         self._own = root / owner
+        root.mkdir(parents=True, exist_ok=True)
+        self._disk = open_disk(powerloss, root / f"{owner}-disk") if powerloss else None
+        if self._disk is not None:
+            stores = self._disk.root
         # The place may be shared with other machines, where process numbers are the same.
         name = f"seatrial-{owner}-{token_hex(4)}"
         self._own_stores = None if stores is None else places.below(str(stores), name)
@@ -75,7 +91,6 @@ class Session:
         self._count = 0
         self._launchers: dict[tuple[str, tuple[str, ...]], LocalLauncher] = {}
         self._references: dict[str, Reference] = {}
-        root.mkdir(parents=True, exist_ok=True)
 
     def trial(
         self, experiment: Experiment, schedule: Schedule, *, progress: Progress | None = None
@@ -191,7 +206,9 @@ class Session:
             launcher.close()
         self._launchers.clear()
         self._clear()
-        if self._made_stores and self._own_directory is not None:
+        if self._disk is not None:
+            self._disk.close()
+        elif self._made_stores and self._own_directory is not None:
             with contextlib.suppress(OSError):  # another process may still have its own in there
                 self._own_directory.parent.rmdir()
 
@@ -236,6 +253,7 @@ class Session:
     ) -> Run:
         directory.mkdir(parents=True, exist_ok=True)
         launcher = self._launcher(experiment)
+        self._cuts: set[tuple[int, int]] = set()
         assignment = Assignment(
             workload=experiment.workload,
             world=experiment.world,
@@ -244,7 +262,7 @@ class Session:
             limits=limits,
             store=store,
             directory=directory,
-            inspect=_store_state,
+            inspect=partial(self._look_at_store, Ledger(directory / "strikes")),
             afterwards=afterwards,
         )
         try:
@@ -253,6 +271,17 @@ class Session:
             launcher.close()
             self._launchers.clear()  # the next trial gets another custodian
             raise
+
+    def _look_at_store(self, ledger: Ledger, store: str) -> StoreState:
+        """The store after an attempt, the power being back if it was cut."""
+        cuts = {(s.fault, s.attempt) for s in ledger.strikes() if s.action == "powercut"}
+        if self._disk is None or cuts <= self._cuts:
+            return _store_state(store)
+        self._cuts |= cuts
+        lost = self._disk.restore_power()  # first: nothing can be seen without power
+        own = f"{Path(store).relative_to(self._disk.root)}/"
+        said = [each.removeprefix(own) for each in lost if each.startswith(own)]
+        return replace(_store_state(store), lost=tuple(said))
 
     def _launcher(self, experiment: Experiment) -> LocalLauncher:
         key = (experiment.launcher, experiment.workload.preload)

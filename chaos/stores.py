@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from seatrial.recovery.publish import fsync_directory
 from seatrial.recovery.storage import is_url, open_storage
 from seatrial.recovery.storage.objects import Objects, ObjectStorage
 
@@ -30,9 +31,13 @@ def objects_at(location: str) -> Objects | None:
 
 
 def make(location: str) -> None:
-    """Make an empty store; an object store needs nothing made."""
+    """Make an empty store, durably; an object store needs nothing made."""
     if objects_at(location) is None:
-        Path(location).mkdir(parents=True)
+        path = Path(location)
+        path.mkdir(parents=True)
+        # It was there long before the job, so a power loss must not take it.
+        for directory in (path, *path.parents):
+            fsync_directory(directory)
 
 
 def remove(location: str) -> None:

@@ -35,7 +35,7 @@ PREEMPTED = 75
 _POLL_S = 0.05
 _START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
 _STRUCK_S = 2.0
-_FATAL = ("kill", "exit", "raise", "oom", "terminate")
+_FATAL = ("kill", "powercut", "exit", "raise", "oom", "terminate")
 _OUTPUT_LINES = 25
 
 Progress = Callable[[int, int], None]
@@ -243,7 +243,8 @@ class _Watch:
     def _send_due_signals(self) -> None:
         now = time.monotonic()
         for strike in self._strikes():
-            for delay, number in ((strike.grace, signal.SIGKILL), (strike.resume, signal.SIGCONT)):
+            resume = strike.resume if strike.action == "stop" else None
+            for delay, number in ((strike.grace, signal.SIGKILL), (resume, signal.SIGCONT)):
                 key = (strike.fault, strike.rank)
                 if delay is not None and now >= strike.t + delay and key not in self._signalled:
                     self._signalled.add(key)

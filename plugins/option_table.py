@@ -67,6 +67,8 @@ OPTIONS = (
     Option("reshard", "T,T", "topologies to restore onto after the fault, such as dp4,dp2-tp2"),
     Option("device", "D", "auto, cpu or cuda (auto)"),
     Option("store", "PLACE", "directory or URL of the checkpoint stores (a temporary directory)"),
+    Option("powerloss", "DISK", "put the stores on a disk that can lose power, fuse, ext4 or xfs, "
+            "and cut it"),
     Option("steps", "N", "optimizer steps of a run (14)", *_COUNT),
     Option("checkpoint_interval", "N", "steps between checkpoints (5)", *_COUNT),
     Option("seed", "N", "seed of job and faults (0)", _natural, "a whole number from 0"),

@@ -21,6 +21,7 @@ from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.handover import Handover
 from seatrial.chaos.launch.launcher import METHODS
 from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.powerloss import check_kind
 from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
 from seatrial.recovery.storage import is_url, open_storage
@@ -43,6 +44,7 @@ class ChaosOptions:
     reshard: str = ""
     device: str = "auto"
     store: str = ""
+    powerloss: str = ""
     steps: int = 14
     checkpoint_interval: int = 5
     seed: int = 0
@@ -53,7 +55,7 @@ class ChaosOptions:
     artifacts: str = ""
 
 
-_OF_THE_SESSION = ("fault", "store", "artifacts")
+_OF_THE_SESSION = ("fault", "store", "powerloss", "artifacts")
 """Options that no single test can change."""
 
 
@@ -127,6 +129,10 @@ def _check(options: ChaosOptions) -> None:
             raise UsageError(f"--chaos-text {options.text!r}: {error.strerror}") from None
         if empty:
             raise UsageError(f"--chaos-text {options.text!r} is empty")
+    if options.powerloss:
+        check_kind(options.powerloss)
+        if options.store:
+            raise UsageError("--chaos-powerloss brings its own disk: leave out --chaos-store")
     experiment(options)
     reshard_targets(options)
 
@@ -188,6 +194,7 @@ def experiment(options: ChaosOptions) -> Experiment:
         timeout_s=options.timeout,
         launcher=options.launcher,
         object_store=is_url(options.store),
+        powerloss=options.powerloss,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.events import COMMIT_PROTOCOL
 from seatrial.chaos.fault import Fault
+from seatrial.chaos.powerloss.volatile import SURVIVES
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.verdict import Verdict
 
@@ -64,7 +65,7 @@ def bundled_trials(
             f"{shape.max_restarts}: raise --chaos-max-restarts"
         )
     trials = []
-    for name, text in _schedules(shape):
+    for name, text in (*_schedules(shape), *_power_cuts(shape)):
         schedule = Schedule(Schedule.parse(text).faults, seed)
         skip = ""
         if shape.object_store and any(_only_in_directories(f) for f in schedule.faults):
@@ -173,3 +174,20 @@ def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
     ):
         action, _, part = damage.partition(" ")
         yield name, f"{action} {at} {part}; kill {at} when=after"
+
+
+def _power_cuts(shape: Shape) -> Iterator[tuple[str, str]]:
+    """At every event of a save, losing all that may be lost; and each way in which less is lost."""
+    if not shape.powerloss:
+        return
+    saved = 2 * shape.checkpoint_interval
+    for event in COMMIT_PROTOCOL:
+        yield "", f"powercut rank=* at=step:{saved}/{event.name}"
+    yield "", f"powercut rank=* at=step:{saved}/checkpoint/manifest/link when=after"
+    yield "", f"powercut rank=* at=step:{saved}/checkpoint when=after"
+    yield "", f"powercut rank=* at=step:{saved + 1}/backward"
+    again = f"powercut rank=* at=step:{saved}/checkpoint/gather"
+    yield "powercut[two-unfinished-saves]", f"{again}; {again} attempt=2"
+    for survives in SURVIVES[1:] if shape.powerloss == "fuse" else ():
+        for name in ("checkpoint/gather", "checkpoint/manifest/fsync", "checkpoint/acknowledge"):
+            yield "", f"powercut rank=* at=step:{saved}/{name} survives={survives}"

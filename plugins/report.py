@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial.chaos.session import Trial
@@ -42,6 +43,11 @@ def _control_problem(component: str, trial: Trial) -> str:
     )
 
 
+def _some(lost: Sequence[str], most: int = 8) -> list[str]:
+    shown = list(lost[:most]) or ["everything as it was"]
+    return shown + [f"and {len(lost) - most} more"] * (len(lost) > most)
+
+
 def failure_report(
     planned: PlannedTrial, trial: Trial, problem: str, *, replay: str, kept: Path | None
 ) -> str:
@@ -50,6 +56,8 @@ def failure_report(
     for attempt in trial.run.attempts:
         cause = f", {attempt.cause}" if attempt.cause else ""
         lines.append(f"attempt {attempt.number}: {attempt.ending}{cause}")
+        if attempt.store.lost is not None:
+            lines += [f"    the power loss left: {what}" for what in _some(attempt.store.lost)]
     lines += [f"note:     {note}" for note in trial.judgement.notes]
     last = next((each for each in reversed(trial.run.attempts) if each.output), None)
     if last is not None:

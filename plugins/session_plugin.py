@@ -76,6 +76,7 @@ class ChaosPlugin:
                 self._root,
                 owner=f"{owner}-{os.getpid()}",
                 stores=store if is_url(store) else Path(store).resolve() if store else None,
+                powerloss=self.options.powerloss,
             )
         return self._session
 

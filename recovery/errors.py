@@ -12,6 +12,7 @@ __all__ = [
     "NoValidCheckpointError",
     "RecoveryError",
     "SaveError",
+    "SilentRanksError",
     "StateError",
     "StorageUnsupportedError",
     "TopologyError",
@@ -32,6 +33,14 @@ class StateError(RecoveryError):
 
 class CheckpointError(RecoveryError):
     """Base of everything that goes wrong with a stored checkpoint."""
+
+
+class SilentRanksError(CheckpointError):
+    """``ranks`` did not report in time: they died, hang, or their storage does."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class SaveError(CheckpointError):

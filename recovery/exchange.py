@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from .errors import CheckpointError
+from .errors import CheckpointError, SilentRanksError
 
 __all__ = ["Exchange", "Round", "SoloExchange", "StoreExchange"]
 
@@ -255,9 +255,10 @@ class _StoreRound(Round):
         missing = _guarded(lambda: self._exchange.missing(list(keys), self._timeout_s))
         if missing:
             ranks = ", ".join(str(keys[key]) for key in missing)
-            raise CheckpointError(
+            raise SilentRanksError(
                 f"rank {ranks} did not report ({tag!r}) within {self._timeout_s:g} s; it may have "
-                "died or hang, or be slower than the store's timeout_s allows"
+                "died or hang, or be slower than the store's timeout_s allows",
+                tuple(keys[key] for key in missing),
             )
         payloads, used = [self._own[tag]], []
         for key in keys:

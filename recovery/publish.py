@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from .errors import AlreadyPublishedError, StorageUnsupportedError
-from .probe import around
+from .probe import around, perform
 
 __all__ = [
     "fsync_directory",
@@ -65,7 +65,11 @@ def open_regular(directory: int, name: str) -> int:
 def fsync_directory(path: Path) -> None:
     """Make the names in ``path`` durable."""
     with open_directory(path) as descriptor:
-        os.fsync(descriptor)
+        _fsync(descriptor, path)
+
+
+def _fsync(descriptor: int, path: str | os.PathLike[str]) -> None:
+    perform("storage/sync", lambda _: os.fsync(descriptor), file=str(path))
 
 
 def publish_once(path: Path, data: bytes, *, event: str = "publish") -> Literal["won", "ours"]:
@@ -93,23 +97,31 @@ def publish_at(
     name = path.name
     temporary = f".{name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
     partial = str(path.with_name(temporary))
-    file = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    file = perform(
+        "storage/create",
+        lambda _: os.open(temporary, flags, 0o644, dir_fd=directory),
+        file=partial,
     )
     try:
         with around(f"{event}/write", file=partial, **facts):
-            write_all(file, data)
+            perform("storage/write", lambda content: write_all(file, content), data, file=partial)
         with around(f"{event}/fsync", file=partial, **facts):
-            os.fsync(file)
+            _fsync(file, partial)
         with around(f"{event}/link", file=str(path), **facts):
-            outcome = _link(directory, temporary, name, data, path)
+            outcome = perform(
+                "storage/publish",
+                lambda _: _link(directory, temporary, name, data, path),
+                lost="won",
+                file=str(path),
+            )
     finally:
         os.close(file)
         with suppress(OSError):
             os.unlink(temporary, dir_fd=directory)
     # Also when it was there already: whoever linked it may have died before this fsync.
     with around(f"{event}/directory", file=str(path.parent), **facts):
-        os.fsync(directory)
+        _fsync(directory, path.parent)
     return outcome
 
 

@@ -28,7 +28,7 @@ from .agreement import Failure, RanksFailed, decode, decode_all, encode_failures
 from .checkpointable import Checkpointable
 from .digest import DEFAULT
 from .directory import CheckpointDirectory
-from .errors import AlreadyPublishedError, CheckpointError, SaveError
+from .errors import AlreadyPublishedError, CheckpointError, SaveError, SilentRanksError
 from .exchange import COORDINATOR, Exchange, Round
 from .garbage import collection_paused
 from .layout import CHUNK_BYTES, Part, Region, local_parts, split
@@ -203,7 +203,7 @@ class PlannedSave:
         base = f"rank-{self._rank:05d}"
         shard, chunks = write_shard_file(
             files,
-            f"{base}.safetensors",
+            _shard_name(self._rank),
             assignment.parts,
             step=self._step,
             chunk_bytes=CHUNK_BYTES,
@@ -230,6 +230,11 @@ class PlannedSave:
             # Every rank has reported, so none writes any more. The space may be what was lacking.
             self._begun.abandon()
             return encode_failures(failed.failures), None
+        except SilentRanksError as error:
+            files = self._directory.storage.files(self._step, assignment.attempt)
+            late = ", ".join(files.path(_shard_name(rank)) for rank in error.ranks)
+            named = SilentRanksError(f"{error}; not reported as written: {late}", error.ranks)
+            return encode_failures({COORDINATOR: Failure.of(named)}), error
         except Exception as error:
             return encode_failures({COORDINATOR: Failure.of(error)}), error
         try:
@@ -313,3 +318,7 @@ class PlannedSave:
                 round_.announce("commit", outcome)
             return received or round_.receive("commit"), error
         return received, None
+
+
+def _shard_name(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"

@@ -232,7 +232,7 @@ class CheckpointStore:
         restored_step = found.manifest.step
         self._parent_step = restored_step
         if self.exchange.is_coordinator:
-            self._directory.mark_verified(restored_step, found.manifest.attempt)
+            self._note_verified(restored_step, found.manifest.attempt)
         collected = self._collect(restored_step)
         return Restored(
             step=restored_step,
@@ -240,6 +240,17 @@ class CheckpointStore:
             damaged=found.damaged,
             collected=tuple(collected),
         )
+
+    def _note_verified(self, step: int, attempt: str) -> None:
+        try:
+            self._directory.mark_verified(step, attempt)
+        except OSError as error:
+            # All ranks have restored; a full or read-only disk must not keep one from going on.
+            warnings.warn(
+                f"it could not be noted that step {step} is verified, so it is kept longer: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def latest(self) -> int | None:
         """The highest step whose manifest is whole; its files are not read."""

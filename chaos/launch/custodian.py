@@ -29,6 +29,7 @@ import time
 import traceback
 from pathlib import Path
 
+from ..powerloss.mounts import unmount_below
 from ..trace import read_last
 from .plan import AttemptPlan
 from .processes import adopt_orphans, command_line, descendants, die_with_parent, kill_descendants
@@ -233,6 +234,7 @@ def main() -> None:
         kill_descendants(os.getpid())
         if os.getppid() != supervisor:
             for directory in scratch:
+                unmount_below(directory)
                 shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -30,6 +30,7 @@ from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
 from ..schedule import Schedule
+from ..storage import arm
 from ..trace import TraceWriter
 from .context import RankContext
 from .plan import AttemptPlan
@@ -86,7 +87,18 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         store=plan.store,
         pids=directory,
     )
-    listen(Injector(Schedule.parse(plan.schedule), position, ledger, trace))
+    injector = Injector(Schedule.parse(plan.schedule), position, ledger, trace)
+    listen(injector)
+    strikes = Path(plan.run_directory) / "strikes"
+    disarm = arm(injector, position, strikes=strikes, trace=plan.trace_file(rank))
+    try:
+        _work(plan, rank, trace)
+    finally:
+        disarm()
+
+
+def _work(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
+    world, directory = plan.world, Path(plan.directory)
     probe("start", "before")
     local_rank = rank % world.ranks_per_node
     device, backend = _choose_device(world.device, rank, world.ranks)

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import CheckpointError, DamagedCheckpointError, StorageUnsupportedError
+from ..probe import perform
 from .names import PROBE_PREFIX
 from .protocol import Buffer
 from .retry import REMOTE, is_transient, retried
@@ -106,7 +107,7 @@ class FsspecObjects:
                 content = b"%d" % number
                 start.wait()
                 with suppress(Exception):
-                    self._pipe(name, content, mode="create")
+                    self._pipe(name, content, "storage/publish", mode="create")
                     won.append(content)
 
             racers = [threading.Thread(target=race, args=(n,)) for n in range(RACERS)]
@@ -129,9 +130,9 @@ class FsspecObjects:
                 if self._protocol == "memory" or self._single_writer:
                     with _memory_lock:
                         if not self._fs().exists(self._path(name)):
-                            self._pipe(name, data)
+                            self._pipe(name, data, "storage/publish")
                 else:
-                    self._pipe(name, data, mode="create")
+                    self._pipe(name, data, "storage/publish", mode="create")
             except OSError as error:
                 if not isinstance(error, FileExistsError) and not is_transient(error):
                     raise
@@ -145,13 +146,17 @@ class FsspecObjects:
 
     # Everything else
 
-    def _pipe(self, name: str, data: bytes, **mode: str) -> None:
+    def _pipe(self, name: str, data: bytes, event: str = "storage/write", **mode: str) -> None:
         file_system, path = self._fs(), self._path(name)
-        try:
-            file_system.pipe_file(path, data, **mode)
-        except FileNotFoundError:
-            file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            file_system.pipe_file(path, data, **mode)
+
+        def pipe(content: bytes) -> None:
+            try:
+                file_system.pipe_file(path, content, **mode)
+            except FileNotFoundError:
+                file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
+                file_system.pipe_file(path, content, **mode)
+
+        perform(event, pipe, data, file=f"{self.url}/{name}")
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         def use() -> dict[str, int]:
@@ -160,7 +165,11 @@ class FsspecObjects:
             # The deepest directory that all of these are in.
             start = self._path(prefix).rpartition("/")[0]
             try:
-                found = file_system.find(start, detail=True)
+                found: dict[str, Any] = perform(
+                    "storage/list",
+                    lambda _: file_system.find(start, detail=True),
+                    file=f"{self.url}/{prefix}",
+                )
             except FileNotFoundError:
                 return {}
             names = {
@@ -177,7 +186,11 @@ class FsspecObjects:
     def _get(self, name: str, bytes_max: int) -> bytes:
         file_system = self._fs()
         file_system.invalidate_cache()
-        content: bytes = file_system.cat_file(self._path(name))
+        content: bytes = perform(
+            "storage/read",
+            lambda _: file_system.cat_file(self._path(name)),
+            file=f"{self.url}/{name}",
+        )
         return content[:bytes_max]
 
     def read_into(self, name: str, offset: int, target: memoryview, size_bytes: int) -> None:
@@ -191,7 +204,13 @@ class FsspecObjects:
                         f"{self.url}/{name} has {found} bytes where {size_bytes} were stored"
                     )
             end = offset + len(target)
-            part = file_system.cat_file(self._path(name), start=offset, end=end) if target else b""
+            path = self._path(name)
+            part: bytes = perform(
+                "storage/read",
+                lambda _: file_system.cat_file(path, start=offset, end=end) if target else b"",
+                file=f"{self.url}/{name}",
+                offset=offset,
+            )
             if len(part) != len(target):
                 raise DamagedCheckpointError(f"{self.url}/{name} ends at byte {offset + len(part)}")
             target[:] = part
@@ -207,7 +226,11 @@ class FsspecObjects:
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             with suppress(FileNotFoundError):
-                retried(partial(self._fs().rm_file, self._path(name)), REMOTE)
+                retried(partial(self._delete, name), REMOTE)
+
+    def _delete(self, name: str) -> None:
+        path = self._path(name)
+        perform("storage/delete", lambda _: self._fs().rm_file(path), file=f"{self.url}/{name}")
 
     def uploads(self) -> list[tuple[str, str]]:
         return []
@@ -226,22 +249,26 @@ class FsspecSink:
         self._url = url
         self._size_bytes = size_bytes
         self._position = 0
-        try:
-            self._stream = file_system.open(path, "wb")
-        except FileNotFoundError:
-            file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._stream = file_system.open(path, "wb")
+
+        def begin(_: None) -> Any:
+            try:
+                return file_system.open(path, "wb")
+            except FileNotFoundError:
+                file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
+                return file_system.open(path, "wb")
+
+        self._stream = perform("storage/create", begin, file=url)
 
     def write_at(self, data: Buffer, offset: int) -> None:
         if offset != self._position:
             raise ValueError(f"{self._url} is written in order: {offset} after {self._position}")
         self._position += len(data)
-        self._stream.write(bytes(data))
+        perform("storage/write", self._stream.write, bytes(data), file=self._url)
 
     def finish(self) -> None:
         if self._position != self._size_bytes:
             raise OSError(f"{self._url} has {self._position} bytes instead of {self._size_bytes}")
-        self._stream.close()
+        perform("storage/commit", lambda _: self._stream.close(), file=self._url)
 
     def fsync(self) -> None:
         pass

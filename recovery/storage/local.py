@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..errors import AlreadyPublishedError, CheckpointError
 from ..manifest import MANIFEST_BYTES_MAX, Manifest
+from ..probe import perform
 from ..publish import (
     TEMPORARY_SUFFIX,
     fsync_directory,
@@ -74,7 +75,8 @@ class LocalStorage:
         return [step for step in self.steps() if self.is_published(step)]
 
     def is_published(self, step: int) -> bool:
-        return os.path.lexists(self.manifest_path(step))
+        path = self.manifest_path(step)
+        return perform("storage/stat", lambda _: os.path.lexists(path), file=path)
 
     def manifest_path(self, step: int) -> str:
         return str(self._step(step) / MANIFEST)
@@ -89,8 +91,8 @@ class LocalStorage:
     def write_note(self, step: int, content: bytes) -> None:
         # Not fsynced: if it is lost, more is kept than needed.
         temporary = self._step(step) / f".{VERIFIED}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
-        temporary.write_bytes(content)
-        temporary.rename(self._step(step) / VERIFIED)
+        perform("storage/write", temporary.write_bytes, content, file=str(temporary))
+        _rename(temporary, self._step(step) / VERIFIED)
 
     def quarantined(self) -> list[str]:
         names = _names(self.root / QUARANTINE)
@@ -161,10 +163,7 @@ class LocalStorage:
         if steps:
             fsync_directory(self.root)
         for path in trash:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            perform("storage/delete", lambda _, path=path: _delete(path), file=str(path))  # type: ignore[misc]
         return collected
 
     def _set_aside_for_deletion(self, path: Path) -> Path | None:
@@ -174,7 +173,7 @@ class LocalStorage:
         trash = self.root / f"{TRASH_PREFIX}{secrets.token_hex(8)}"
         was_published = (path / MANIFEST).exists()
         try:
-            path.rename(trash)
+            _rename(path, trash)
         except FileNotFoundError:
             return None
         if not was_published and (trash / MANIFEST).exists():
@@ -193,7 +192,7 @@ class LocalStorage:
             number += 1
         name = f"{source.name}-{number}"
         (quarantine / f"{name}.json").write_bytes(quarantine_note(step, reason))
-        source.rename(quarantine / name)
+        _rename(source, quarantine / name)
         fsync_directory(quarantine)
         fsync_directory(self.root)
         return name
@@ -204,12 +203,27 @@ class LocalStorage:
 
 def _names(directory: Path) -> list[str]:
     try:
-        return os.listdir(directory)
+        return perform("storage/list", lambda _: os.listdir(directory), file=str(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
+def _rename(path: Path, target: Path) -> None:
+    perform("storage/rename", lambda _: path.rename(target), file=str(target))
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _read(path: Path, bytes_max: int) -> bytes:
+    return perform("storage/read", lambda _: _content(path, bytes_max), file=str(path))
+
+
+def _content(path: Path, bytes_max: int) -> bytes:
     with open_directory(path.parent) as directory:
         file = open_regular(directory, path.name)
     with open(file, "rb") as stream:

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import SaveError
+from ..probe import perform
 from ..publish import open_directory, publish_at
 from .names import MANIFEST
 
@@ -40,7 +41,8 @@ class LocalAttempt:
         return self._directory.name
 
     def fsync(self) -> None:
-        os.fsync(self._step_directory)
+        place = str(self._directory.parent)
+        perform("storage/sync", lambda _: os.fsync(self._step_directory), file=place)
         self._fsync_parents()
         self._durable = True
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DamagedCheckpointError
+from ..probe import perform
 from ..publish import fsync_directory, open_directory, open_regular
 from ..writeback import preallocate, start_writeback
 from .protocol import Buffer
@@ -50,7 +51,7 @@ class LocalFiles:
     def create(self, name: str, size_bytes: int) -> Iterator[LocalSink]:
         path = self.directory / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(path, flags, 0o644)
+        file = perform("storage/create", lambda _: os.open(path, flags, 0o644), file=str(path))
         try:
             yield LocalSink(file, path, size_bytes)
         finally:
@@ -93,12 +94,21 @@ class LocalSink:
             # The first write is that of the header, by one thread.
             preallocate(self._file, self._size_bytes)
             self._reserved = True
+        perform(
+            "storage/write",
+            lambda content: self._write(content, offset),
+            data,
+            file=str(self._path),
+            offset=offset,
+        )
+        if offset:
+            start_writeback(self._file, offset, len(data))
+
+    def _write(self, data: Buffer, offset: int) -> None:
         rest, at = memoryview(data), offset
         while rest:  # however short single writes are
             done = os.pwrite(self._file, rest, at)
             rest, at = rest[done:], at + done
-        if offset:
-            start_writeback(self._file, offset, len(data))
 
     def finish(self) -> None:
         size_bytes = os.fstat(self._file).st_size
@@ -106,7 +116,7 @@ class LocalSink:
             raise OSError(f"{self._path} has {size_bytes} bytes instead of {self._size_bytes}")
 
     def fsync(self) -> None:
-        os.fsync(self._file)
+        perform("storage/sync", lambda _: os.fsync(self._file), file=str(self._path))
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,15 @@ class LocalSource:
         return 0
 
     def read_into(self, target: memoryview, offset: int) -> None:
+        perform(
+            "storage/read",
+            lambda into: self._read(into, offset),
+            target,
+            file=str(self.path),
+            offset=offset,
+        )
+
+    def _read(self, target: memoryview, offset: int) -> None:
         done = 0
         while done < len(target):
             count = os.preadv(self.file, [target[done:]], offset + done)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import CheckpointError, DamagedCheckpointError
+from ..probe import perform
 from .retry import REMOTE, RetryPolicy, retried
 from .s3_errors import as_os_error
 
@@ -32,6 +33,20 @@ _CONNECTIONS = 32
 _REQUEST_S = 120.0  # for a whole request, whatever its connection says; then it is transient
 _STREAM_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes [0-9]+-[0-9]+/([0-9]+)")
+
+# What an S3 operation is to whoever interposes; its answer where it is acknowledged and lost.
+_OPERATIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "put_object": ("storage/write", {}),
+    "create_multipart_upload": ("storage/create", {}),
+    "upload_part": ("storage/write", {"ETag": '"lost"'}),
+    "complete_multipart_upload": ("storage/commit", {}),
+    "abort_multipart_upload": ("storage/delete", {}),
+    "delete_objects": ("storage/delete", {}),
+    "get_object": ("storage/read", {}),
+    "head_object": ("storage/stat", {}),
+    "list_objects_v2": ("storage/list", {}),
+    "list_multipart_uploads": ("storage/list", {}),
+}
 
 # Made by this process for these options: a client takes 0.2 s to make and keeps its connections.
 _file_systems: dict[str, Any] = {}
@@ -143,9 +158,8 @@ class S3Client:
         def use() -> None:
             last = offset + len(target) - 1
             try:
-                self._run(
-                    "get_object", name, body, Key=self.key(name), Range=f"bytes={offset}-{last}"
-                )
+                place = {"Key": self.key(name), "Range": f"bytes={offset}-{last}"}
+                self._run("get_object", name, body, into=target, **place)
             except ValueError as error:
                 raise DamagedCheckpointError(f"{self.url}/{name} has another size") from error
 
@@ -156,7 +170,28 @@ class S3Client:
         operation: str,
         name: str,
         body: Callable[[Any], Awaitable[Any]] | None = None,
+        into: memoryview | None = None,
         **arguments: Any,
+    ) -> Any:
+        """One request, which somebody may interpose on; ``into`` is what ``body`` fills."""
+        event, lost = _OPERATIONS[operation]
+        if "IfNoneMatch" in arguments:
+            event = "storage/publish"
+
+        def send(data: Any) -> Any:
+            if "Body" in arguments:
+                arguments["Body"] = bytes(data)
+            return self._send(operation, name, body, arguments)
+
+        data = arguments.get("Body", into)
+        return perform(event, send, data, lost=lost, file=f"{self.url}/{name}")
+
+    def _send(
+        self,
+        operation: str,
+        name: str,
+        body: Callable[[Any], Awaitable[Any]] | None,
+        arguments: dict[str, Any],
     ) -> Any:
         from fsspec.asyn import get_loop, sync
 

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from seatrial.chaos.errors import FaultSyntaxError
 from seatrial.chaos.events import EVENTS, At
-from seatrial.chaos.fault import ACTIONS, PARTS, Fault
+from seatrial.chaos.fault import ACTIONS, ERRORS, LIES, PARTS, Fault
 
 _NAMES = [event.name for event in EVENTS]
 _PATTERNS = ["*", "checkpoint/*", "checkpoint/manifest/*", "restore/*", "*/fsync", "st[ae]*"]
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 
-ats = st.builds(At, st.sampled_from(_NAMES + _PATTERNS), st.none() | st.integers(0, 10**6))
+_STEPS = st.none() | st.integers(0, 10**6)
+ats = st.builds(At, st.sampled_from(_NAMES + _PATTERNS), _STEPS)
+_PATHS = st.text("abz/*?[]-_.=", min_size=1)
 
 
 @st.composite
@@ -36,14 +38,26 @@ def faults(draw: st.DrawFn) -> Fault:
         "code": st.integers(1, 255),
         "grace": _SECONDS,
         "resume": st.none() | _SECONDS,
-        "part": st.sampled_from(PARTS),
+        "part": st.sampled_from(("shard", "objects") if action == "swap" else PARTS),
+        "times": st.integers(0, 10**6),
+        "error": st.sampled_from(sorted(ERRORS)),
+        "keep": st.none() | st.integers(0, 10**6),
+        "hold": st.integers(1, 10**6),
+        "seconds": _SECONDS.filter(bool),
+        "rate": _SECONDS.filter(bool),
     }
+    at = draw(ats)
+    able = [f"storage/{name}" for name in ACTIONS[action].operations]
+    if able:
+        at = At(draw(st.sampled_from([*able, "storage/*"])), draw(_STEPS))
+    alters = action in (*LIES, "delay", "slow")
     own = {name: draw(options[name]) for name in ACTIONS[action].options}
     return Fault(
         action=action,
-        at=draw(ats),
+        at=at,
+        path=draw(_PATHS) if at.is_storage else "*",
         nth=draw(st.integers(1, 10**6)),
-        when=draw(st.sampled_from(["before", "after"])),
+        when="before" if alters else draw(st.sampled_from(["before", "after"])),
         attempt=draw(st.none() | st.integers(1, 100)),
         persistent=draw(st.booleans()),
         **values,
@@ -110,6 +124,18 @@ def test_seconds_may_have_a_unit() -> None:
         ("stop rank=1 at=data resume=-1", "resume=-1", "a number of seconds"),
         ("terminate rank=1 at=data grace=nan", "grace=nan", "a number of seconds"),
         ("tear rank=1 at=data part=lid", "part='lid'", "shard, objects, manifest"),
+        ("swap rank=1 at=data part=manifest", "swap", "one file for all"),
+        ("fail rank=1 at=data", "data", "storage/create, storage/write"),
+        ("lose rank=1 at=storage/read", "storage/read", "alters storage/write"),
+        ("lose rank=1 at=storage/write when=after", "when=", "leave out when="),
+        ("fail rank=1 at=storage/read error=EBADF", "error=EBADF", "EIO, ENOSPC, EDQUOT"),
+        ("fail rank=1 at=storage/read times=0", "times=0", "from 1, or 'always'"),
+        ("fail rank=1 at=storage/read keep=1", "keep=", "it takes error, times"),
+        ("kill rank=1 at=data path=*x", "path=*x", "at=storage/"),
+        ("kill rank=1 at=storage/read path=", "path=", "a pattern"),
+        ("delay rank=1 at=storage/read seconds=0", "seconds=0", "above 0"),
+        ("slow rank=1 at=storage/read rate=0", "rate=0", "above 0"),
+        ("late rank=1 at=storage/write hold=0", "hold=", "count from 1"),
     ],
 )
 def test_a_wrong_word_is_named_together_with_what_may_stand_there(
@@ -179,6 +205,10 @@ def test_a_fault_strikes_the_ranks_that_it_names(text: str, targets: tuple[int, 
         ("step:7/checkpoint/*", "checkpoint", 7, False),
         ("checkpoint*", "checkpoint", 7, True),
         ("*", "exit", None, True),
+        ("*", "storage/write", None, False),
+        ("storage/*", "storage/write", None, True),
+        ("step:4/storage/*", "storage/write", 4, True),
+        ("storage/write", "storage/read", None, False),
     ],
 )
 def test_a_selector_matches_names_and_steps(
@@ -196,6 +226,11 @@ def test_a_selector_matches_names_and_steps(
         ("kill rank=0 at=restore attempt=2 when=after", "rank0-restore-after-attempt2"),
         ("stop rank=1 at=data resume=0.3 persistent=yes", "rank1-data-persistent-resume0.3"),
         ("flip rank=1 at=data part=manifest", "rank1-data-manifest"),
+        (
+            "fail rank=1 at=storage/write error=ENOSPC path=*/rank-00001* times=always",
+            "rank1-storage-write-rank-00001-timesalways-ENOSPC",
+        ),
+        ("short rank=0 at=storage/commit keep=10", "rank0-storage-commit-keep10"),
     ],
 )
 def test_a_label_reads_like_the_fault(text: str, label: str) -> None:

@@ -20,6 +20,8 @@ import pytest
 from seatrial.chaos.case import Verdict
 from seatrial.chaos.events import EVENTS
 from seatrial.chaos.fault import ACTIONS
+from seatrial.chaos.powerloss import KINDS
+from seatrial.chaos.powerloss.volatile import SURVIVES
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.plugins.jobs.gpt_config import GPTConfig
 from seatrial.plugins.option_table import OPTIONS
@@ -67,6 +69,12 @@ def test_the_events_that_only_directories_have_are_the_code_s() -> None:
     assert [row[0] for row in table(STORAGE, "directory-only")] == [
         f"`{event.name}`" for event in EVENTS if event.directory_only
     ]
+
+
+def test_the_table_of_disks_is_the_code_s() -> None:
+    document = ROOT / "docs" / "power-loss.md"
+    assert table(document, "powerloss") == [[f"`{kind}`", what] for kind, what in KINDS.items()]
+    assert [row[0] for row in table(document, "survives")] == [f"`{each}`" for each in SURVIVES]
 
 
 def test_the_table_of_transient_errors_is_the_code_s() -> None:

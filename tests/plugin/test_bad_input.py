@@ -74,6 +74,8 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
         (["--chaos-text=."], ["--chaos-text", "directory"]),
         (["--chaos-param=width"], ["--chaos-param", "'width'", "KEY=VALUE"]),
         (["--chaos-param=a-b=3"], ["--chaos-param", "KEY=VALUE"]),
+        (["--chaos-powerloss=btrfs"], ["--chaos-powerloss", "fuse, ext4, xfs"]),
+        (["--chaos-fault=powercut rank=* at=data"], ["can never fire", "--chaos-powerloss fuse"]),
         (["--chaos-store=memory://x"], ["--chaos-store", "a memory of its own"]),
         (["--chaos-store=nosuch://x"], ["--chaos-store", "Protocol not known: nosuch"]),
         (["--chaos-store=simplecache::s3://bucket/x"], ["--chaos-store", "without a chain"]),

@@ -12,9 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.chaos.errors import UsageError
 from seatrial.chaos.launch.processes import descendants
+from seatrial.chaos.powerloss import check_kind
 
 RunPytest = Callable[..., pytest.RunResult]
+
+
+def require_kind(powerloss: str) -> None:
+    try:
+        check_kind(powerloss)
+    except UsageError as error:
+        pytest.skip(str(error))
 
 
 def is_alive(pid: int) -> bool:
@@ -33,16 +42,22 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.usefixtures("run_pytest")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "powerloss"),
+    [(signal.SIGKILL, ""), (signal.SIGINT, ""), (signal.SIGKILL, "fuse"), (signal.SIGKILL, "ext4")],
+)
 def test_a_pytest_process_that_is_ended_in_a_trial_leaves_nothing(
-    pytester: pytest.Pytester, temporary: Path, number: signal.Signals
+    pytester: pytest.Pytester, temporary: Path, number: signal.Signals, powerloss: str
 ) -> None:
     log = pytester.path / "built"
     store = pytester.path / "store"
+    place = f"--chaos-powerloss={powerloss}" if powerloss else f"--chaos-store={store}"
+    if powerloss:
+        require_kind(powerloss)
     command = [
         *(sys.executable, "-m", "pytest", "--chaos", "-p", "no:xdist", "-p", "no:cacheprovider"),
         *("--chaos-job=tiny_job:TinyJob", "--chaos-steps=1000", "--chaos-fault=clean"),
-        *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", f"--chaos-store={store}"),
+        *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", place),
     ]
     process = subprocess.Popen(
         command,

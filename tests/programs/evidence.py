@@ -44,7 +44,14 @@ class Evidence:
         (directory / "strikes").mkdir()
 
     def strike(
-        self, text: str, *, attempt: int = 1, rank: int = 1, fault: int = 0, step: int = 5
+        self,
+        text: str,
+        *,
+        attempt: int = 1,
+        rank: int = 1,
+        fault: int = 0,
+        step: int = 5,
+        event: str = "data",
     ) -> None:
         """Say that the ``fault``-th fault of the schedule struck."""
         words = text.split()
@@ -55,7 +62,7 @@ class Evidence:
                 action=words[0],
                 rank=rank,
                 attempt=attempt,
-                event="data",
+                event=event,
                 edge="before",
                 step=step,
                 t=10.0 * attempt,

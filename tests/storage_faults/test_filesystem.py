@@ -1,0 +1,391 @@
+"""``chaos::`` in front of a directory, memory and S3.
+
+Without faults nothing differs, and each fault does to a single operation what it says.
+
+Trials with these faults are in `test_trials`; the store's own backends in `test_store_faults`."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import multiprocessing
+import pickle
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from object_servers import BUCKET, S3Server, moto
+from storage_child import write
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+from seatrial.chaos.inject import Position
+from seatrial.chaos.storage import striking
+from seatrial.chaos.storage.arming import ENVIRONMENT
+from seatrial.chaos.trace import read_trace
+
+SIZE = 100_000
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bucket(server: S3Server) -> Any:
+    options = {**server.options, "use_listings_cache": False, "skip_instance_cache": True}
+    return fsspec.filesystem("s3", **options)
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any, str]:
+    """``(chaos, target, root)``: the file system with faults, the one without, a directory."""
+    if request.param == "file":
+        target, root = fsspec.filesystem("file"), str(tmp_path / "d")
+        target.mkdir(root)
+    elif request.param == "memory":
+        target, root = fsspec.filesystem("memory"), f"/{secrets.token_hex(8)}"
+        target.mkdir(root)
+    else:
+        target, root = request.getfixturevalue("bucket"), f"{BUCKET}/{secrets.token_hex(8)}"
+    return fsspec.filesystem("chaos", fs=target), target, root
+
+
+def test_without_faults_it_does_what_its_target_does(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    with chaos.open(f"{root}/a", "wb") as file:
+        assert file.write(b"hello ") == 6
+        file.write(b"world")
+    chaos.pipe_file(f"{root}/b", b"0123456789")
+    chaos.cp_file(f"{root}/b", f"{root}/c")
+    chaos.mv(f"{root}/c", f"{root}/d")
+    assert target.cat_file(f"{root}/a") == b"hello world"
+    with chaos.open(f"{root}/a", "rb") as file:
+        assert (file.read(5), file.tell(), file.read()) == (b"hello", 5, b" world")
+    assert chaos.cat_file(f"{root}/b", start=2, end=5) == b"234"
+    assert chaos.info(f"{root}/d")["size"] == 10
+    assert not chaos.exists(f"{root}/c")
+    names = sorted(path.rpartition("/")[2] for path in chaos.find(root))
+    assert names == ["a", "b", "d"]
+    assert sorted(chaos.ls(root, detail=False)) == sorted(target.ls(root, detail=False))
+    chaos.rm(root, recursive=True)
+    assert target.find(root) == []
+
+
+def test_files_go_to_and_fro(place: tuple[Any, Any, str], tmp_path: Path) -> None:
+    chaos, _, root = place
+    (tmp_path / "here").write_bytes(b"local bytes")
+    chaos.put_file(str(tmp_path / "here"), f"{root}/there")
+    chaos.get_file(f"{root}/there", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == b"local bytes"
+
+
+def test_it_can_be_pickled(place: tuple[Any, Any, str]) -> None:
+    chaos, _, root = place
+    chaos.pipe_file(f"{root}/a", b"content")
+    assert pickle.loads(pickle.dumps(chaos)).cat_file(f"{root}/a") == b"content"
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EACCES", "ETIMEDOUT", "EDQUOT", "EROFS"])
+def test_an_operation_is_refused_with_the_errno_and_the_file(
+    place: tuple[Any, Any, str], error: str
+) -> None:
+    chaos, target, root = place
+    with (
+        striking(f"fail rank=0 at=storage/write error={error}"),
+        pytest.raises(OSError, match="injected by the fault") as caught,
+    ):
+        chaos.pipe_file(f"{root}/a", b"content")
+    assert (caught.value.errno, caught.value.filename) == (getattr(errno, error), f"{root}/a")
+    assert not target.exists(f"{root}/a")
+
+
+def test_slow_down_is_what_s3fs_makes_of_a_503(place: tuple[Any, Any, str]) -> None:
+    chaos, _, root = place
+    with (
+        striking("fail rank=0 at=storage/list error=SlowDown"),
+        pytest.raises(OSError, match="503 SlowDown") as caught,
+    ):
+        chaos.ls(root)
+    assert caught.value.errno == errno.EBUSY
+
+
+def test_an_operation_that_took_effect_is_reported_as_failed(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    with striking("fail rank=0 at=storage/write when=after"), pytest.raises(OSError, match="inj"):
+        chaos.pipe_file(f"{root}/a", b"content")
+    assert target.cat_file(f"{root}/a") == b"content"
+
+
+def test_a_transient_fault_is_over_and_a_lasting_one_is_not(place: tuple[Any, Any, str]) -> None:
+    chaos, _, root = place
+    chaos.pipe_file(f"{root}/a", b"content")
+    for times, failures in (("1", 1), ("2", 2), ("always", 3)):
+        failed = 0
+        with striking(f"fail rank=0 at=storage/read nth=2 times={times}"):
+            for _ in range(4):
+                try:
+                    chaos.cat_file(f"{root}/a")
+                except OSError:
+                    failed += 1
+        assert failed == failures
+
+
+def test_only_files_that_match_the_path_are_counted(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    with striking("lose rank=0 at=storage/write path=*/metadata") as struck:
+        for name in ("a", "b", "metadata", "c"):
+            chaos.pipe_file(f"{root}/{name}", name.encode())
+    assert struck.changes == ["storage/write: acknowledged and lost"]
+    found = [name for name in ("a", "b", "metadata", "c") if target.exists(f"{root}/{name}")]
+    assert found == ["a", "b", "c"]
+
+
+def test_a_write_is_torn_and_acknowledged(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    with striking("short rank=0 at=storage/write keep=3 times=always"):
+        chaos.pipe_file(f"{root}/a", b"0123456789")
+        with chaos.open(f"{root}/b", "wb") as file:
+            assert file.write(b"0123456789") == 10
+    assert target.cat_file(f"{root}/a") == target.cat_file(f"{root}/b") == b"012"
+
+
+def test_a_file_is_truncated_or_changed_or_gone_once_it_is_complete(
+    place: tuple[Any, Any, str],
+) -> None:
+    chaos, target, root = place
+    schedule = (
+        "short rank=0 at=storage/commit path=*/a keep=4; corrupt rank=0 at=storage/commit path=*/b;"
+        "lose rank=0 at=storage/commit path=*/c"
+    )
+    with striking(schedule) as struck:
+        for name in "abc":
+            with chaos.open(f"{root}/{name}", "wb") as file:
+                file.write(bytes(100))
+    assert target.cat_file(f"{root}/a") == bytes(4)
+    changed = target.cat_file(f"{root}/b")
+    assert sum(bin(byte).count("1") for byte in changed) == 1
+    assert len(changed) == 100
+    assert not target.exists(f"{root}/c")
+    assert len(struck.changes) == 3
+
+
+def test_a_bit_flips_on_reading_and_not_at_rest(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    target.pipe_file(f"{root}/a", bytes(100))
+    with striking("corrupt rank=0 at=storage/read times=2"):
+        read = chaos.cat_file(f"{root}/a")
+        with chaos.open(f"{root}/a", "rb") as file:
+            read_again = file.read()
+        assert chaos.cat_file(f"{root}/a") == bytes(100)
+    for content in (read, read_again):
+        assert sum(bin(byte).count("1") for byte in content) == 1
+    assert target.cat_file(f"{root}/a") == bytes(100)
+
+
+def test_content_and_listings_are_those_of_before(place: tuple[Any, Any, str]) -> None:
+    chaos, _, root = place
+    chaos.pipe_file(f"{root}/a", b"old")
+    schedule = (
+        "stale rank=0 at=storage/read path=*/a; stale rank=0 at=storage/list nth=2;"
+        "stale rank=0 at=storage/read path=*/new; stale rank=0 at=storage/stat path=*/new"
+    )
+    with striking(schedule) as struck:
+        before = chaos.ls(root, detail=False)
+        chaos.pipe_file(f"{root}/a", b"younger")
+        chaos.pipe_file(f"{root}/new", b"x")
+        assert chaos.cat_file(f"{root}/a") == b"old"
+        assert chaos.cat_file(f"{root}/a") == b"younger"
+        assert chaos.ls(root, detail=False) == before
+        assert len(chaos.ls(root, detail=False)) == 2
+        with pytest.raises(FileNotFoundError):
+            chaos.cat_file(f"{root}/new")
+        assert not chaos.exists(f"{root}/new")
+        assert chaos.exists(f"{root}/new")
+    assert len(struck.changes) == 4
+
+
+def test_a_late_write_lands_after_others(place: tuple[Any, Any, str]) -> None:
+    """So a manifest is visible before its shards."""
+    chaos, target, root = place
+    with striking("late rank=0 at=storage/write path=*/shard hold=1") as struck:
+        chaos.pipe_file(f"{root}/shard", b"shard")
+        chaos.pipe_file(f"{root}/manifest", b"manifest")
+        assert target.exists(f"{root}/manifest")
+        assert not target.exists(f"{root}/shard")
+    assert target.cat_file(f"{root}/shard") == b"shard"
+    assert [record["change"] for record in struck.records if record["kind"] == "late"] == [
+        "carried out late"
+    ]
+
+
+def test_a_deletion_is_acknowledged_and_lost(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    target.pipe_file(f"{root}/a", b"x")
+    with striking("lose rank=0 at=storage/delete"):
+        chaos.rm_file(f"{root}/a")
+    assert target.exists(f"{root}/a")
+
+
+def test_delays_and_bandwidth_are_recorded(place: tuple[Any, Any, str]) -> None:
+    chaos, _, root = place
+    schedule = "delay rank=0 at=storage/write seconds=0.01; slow rank=0 at=storage/read rate=1000"
+    with striking(schedule) as struck:
+        chaos.pipe_file(f"{root}/a", b"0123456789")
+        chaos.cat_file(f"{root}/a")
+    assert struck.changes == [
+        "storage/write: 0.01 s late",
+        "storage/read: 10 bytes at 1000 a second",
+    ]
+
+
+def test_operations_are_counted_by_kind(place: tuple[Any, Any, str]) -> None:
+    chaos, _, root = place
+    with striking("fail rank=0 at=storage/publish") as struck:
+        with chaos.open(f"{root}/a", "wb") as file:
+            file.write(b"x")
+            file.write(b"y")
+        chaos.cat_file(f"{root}/a")
+        chaos.rm_file(f"{root}/a")
+    (counted,) = [record["counts"] for record in struck.records if record["kind"] == "operations"]
+    assert counted == {
+        "storage/create": 1,
+        "storage/write": 2,
+        "storage/commit": 1,
+        "storage/read": 1,
+        "storage/delete": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("short rank=0 at=storage/write keep=99", "1 of 1 bytes written"),
+        ("corrupt rank=0 at=storage/read path=*/empty", "there were no bytes"),
+    ],
+)
+def test_what_could_change_nothing_is_said(
+    place: tuple[Any, Any, str], fault: str, said: str
+) -> None:
+    chaos, _, root = place
+    with striking(fault) as struck:
+        chaos.pipe_file(f"{root}/a", b"x")
+        chaos.pipe_file(f"{root}/empty", b"")
+        chaos.cat_file(f"{root}/empty")
+    (record,) = [record for record in struck.records if record["kind"] == "operation"]
+    assert (record["change"], record["changed"]) == (said, False)
+
+
+def test_a_multipart_upload_whose_completion_is_lost_is_left_behind(
+    server: S3Server, bucket: Any
+) -> None:
+    chaos, key = fsspec.filesystem("chaos", fs=bucket), f"{secrets.token_hex(8)}/big"
+    with (
+        striking("lose rank=0 at=storage/commit") as struck,
+        chaos.open(f"{BUCKET}/{key}", "wb", block_size=5 << 20) as file,
+    ):
+        file.write(bytes(6 << 20))
+        file.write(bytes(5 << 20))
+    assert struck.changes == ["storage/commit: acknowledged and lost"]
+    client = server.client()
+    (upload,) = client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
+    assert upload["Key"] == key
+    assert not bucket.exists(f"{BUCKET}/{key}")
+    client.abort_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"])
+
+
+def test_an_asynchronous_caller_is_struck_as_well(tmp_path: Path) -> None:
+    target = AsyncFileSystemWrapper(fsspec.filesystem("file"), asynchronous=True)
+    chaos = fsspec.filesystem("chaos", fs=target, asynchronous=True)
+
+    async def use() -> None:
+        await chaos._pipe_file(f"{tmp_path}/a", b"0123456789")
+        await chaos._pipe_file(f"{tmp_path}/b", b"0123456789")
+        with pytest.raises(OSError, match="injected"):
+            await chaos._cat_file(f"{tmp_path}/a")
+
+    with striking("short rank=0 at=storage/write keep=3; fail rank=0 at=storage/read"):
+        asyncio.run(use())
+    assert (tmp_path / "a").read_bytes() == b"012"
+    assert (tmp_path / "b").read_bytes() == b"0123456789"
+
+
+def test_a_chain_is_opened_by_its_url(tmp_path: Path) -> None:
+    with fsspec.open(f"chaos::file://{tmp_path}/a", "wb") as file:
+        file.write(b"x")
+    assert (tmp_path / "a").read_bytes() == b"x"
+    with striking("fail rank=0 at=storage/stat"), pytest.raises(OSError, match="injected"):
+        fsspec.open(f"chaos::file://{tmp_path}/a", "rb").open()
+
+
+class TestDistributedCheckpoint:
+    @pytest.fixture(params=["file", "s3"])
+    def url(self, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+        if request.param == "file":
+            return f"chaos::file://{tmp_path}/saved", {}
+        options = request.getfixturevalue("server").options
+        return f"chaos::s3://{BUCKET}/{secrets.token_hex(8)}", {"s3": options}
+
+    def save(self, url: tuple[str, dict[str, Any]], value: float) -> None:
+        place, options = url
+        dcp.save({"x": torch.full((SIZE,), value)}, storage_writer=FsspecWriter(place, **options))
+
+    def load(self, url: tuple[str, dict[str, Any]]) -> torch.Tensor:
+        place, options = url
+        state = {"x": torch.zeros(SIZE)}
+        dcp.load(state, storage_reader=FsspecReader(place, **options))
+        return state["x"]
+
+    def test_it_saves_and_loads(self, url: tuple[str, dict[str, Any]]) -> None:
+        self.save(url, 3.0)
+        assert torch.equal(self.load(url), torch.full((SIZE,), 3.0))
+
+    def test_a_full_disk_stops_the_save(self, url: tuple[str, dict[str, Any]]) -> None:
+        with (
+            striking("fail rank=0 at=storage/write path=*.distcp error=ENOSPC times=always"),
+            pytest.raises(CheckpointException) as caught,
+        ):
+            self.save(url, 1.0)
+        assert "No space left on device (injected" in str(caught.value)
+
+    def test_a_bit_that_flips_at_rest_goes_unnoticed(self, url: tuple[str, dict[str, Any]]) -> None:
+        """Which is why this project's store digests what it reads."""
+        with striking("corrupt rank=0 at=storage/commit path=*.distcp") as struck:
+            self.save(url, 3.0)
+        assert len(struck.changes) == 1
+        assert int((self.load(url) != 3.0).sum()) == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_processes_are_struck_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    schedule = "fail rank=1 at=storage/write error=ENOSPC"
+    position = Position(rank=1, world_size=2, ranks_per_node=2, attempt=1, store="", pids=tmp_path)
+    trace = tmp_path / "trace.jsonl"
+    plan = {
+        "schedule": schedule,
+        "position": asdict(position) | {"pids": str(tmp_path)},
+        "strikes": str(tmp_path),
+        "trace": str(trace),
+    }
+    monkeypatch.setenv(ENVIRONMENT, json.dumps(plan))
+    context: Any = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    child = context.Process(target=write, args=(str(tmp_path / "a"), results))
+    child.start()
+    said = results.get()
+    child.join()
+    assert "No space left on device (injected" in said
+    assert [r["change"] for r in read_trace(trace) if r["kind"] == "operation"] == ["ENOSPC"]

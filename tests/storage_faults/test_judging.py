@@ -1,0 +1,104 @@
+"""What a verdict makes of the evidence of altered operations: the unnoticed ones above all."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from evidence import Evidence
+
+from seatrial.chaos.verdict import Verdict
+
+KILL = "kill rank=1 at=step:5/data"
+KILLED = {0: 1, 1: -signal.SIGKILL}
+CORRUPT = "corrupt rank=1 at=storage/read attempt=2"
+FILE = "/store/step-00000004/attempt-1/rank-00001.safetensors"
+
+MakeRun = Callable[..., Evidence]
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Evidence:
+    clean = Evidence(tmp_path / "reference")
+    clean.attempt(range(1, 7), published=(2, 4, 6), valid=(4, 6))
+    return clean
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """A run that was killed in step 5; its second attempt read ``FILE`` wrongly at ``event``."""
+
+    def make(*, event: str, changed: bool = True, restored: int = 4) -> Evidence:
+        run = Evidence(tmp_path / "run")
+        run.strike(KILL, fault=0)
+        run.attempt(
+            range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4), cause="x"
+        )
+        run.strike(CORRUPT, fault=1, attempt=2, event="storage/read")
+        run.record(1, 2, "event", event=event, edge="before", step=4)
+        facts = {"fault": 1, "event": "storage/read", "file": FILE, "change": "bit 0 flipped"}
+        run.record(1, 2, "operation", **facts, changed=changed)
+        if changed:
+            run.record(1, 2, "damage", **facts, step=4)
+        run.record(1, 2, "event", event=event, edge="after", step=4)
+        run.attempt(
+            range(restored + 1, 7), restored=restored, source=1, published=(6,), valid=(4, 6)
+        )
+        return run
+
+    return make
+
+
+def test_bytes_that_were_read_wrongly_and_accepted_are_corruption(
+    reference: Evidence, make_run: MakeRun
+) -> None:
+    run = make_run(event="restore/shard/read")
+    judgement = run.judged(reference, f"{KILL}; {CORRUPT}")
+    assert judgement.verdict is Verdict.CORRUPTION_UNDETECTED
+    assert FILE in judgement.reason
+    assert "bit 0 flipped" in judgement.reason
+
+
+def test_a_wrong_reading_that_no_restore_used_proves_nothing(
+    reference: Evidence, make_run: MakeRun
+) -> None:
+    run = make_run(event="checkpoint/collect")
+    judgement = run.judged(reference, f"{KILL}; {CORRUPT}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert "neither did a restore meet" in judgement.reason
+
+
+def test_a_wrong_reading_after_which_another_step_was_restored_was_met(
+    reference: Evidence, make_run: MakeRun
+) -> None:
+    run = make_run(event="restore/shard/read", restored=2)
+    judgement = run.judged(reference, f"{KILL}; {CORRUPT}")
+    assert judgement.verdict is not Verdict.CORRUPTION_UNDETECTED
+
+
+def test_an_operation_that_was_not_altered_proves_nothing(
+    reference: Evidence, make_run: MakeRun
+) -> None:
+    run = make_run(event="restore/shard/read", changed=False)
+    judgement = run.judged(reference, f"{KILL}; {CORRUPT}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert "could change nothing: bit 0 flipped" in judgement.reason
+
+
+@pytest.mark.parametrize("attempts_t", [(11.0, Verdict.RECOVERED), (9.0, Verdict.UNRECOVERABLE)])
+def test_a_refused_operation_explains_the_failure_that_follows_and_no_other(
+    reference: Evidence, tmp_path: Path, attempts_t: tuple[float, Verdict]
+) -> None:
+    t, expected = attempts_t
+    text = "fail rank=1 at=step:6/storage/write error=ENOSPC"
+    run = Evidence(tmp_path / "run")
+    run.strike(text, event="storage/write")
+    run.record(
+        1, 1, "operation", fault=0, event="storage/write", file=FILE, change="ENOSPC", changed=True
+    )
+    run.fail(rank=1, attempt=1, error="SaveError", t=t)
+    run.attempt(range(1, 6), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
+    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    assert run.judged(reference, text).verdict is expected

@@ -1,0 +1,133 @@
+"""Trials of the tiny job with faults in single storage operations, and their verdicts.
+
+In each the job either recovers, or stops with an error that names rank, file and cause, or the
+verdict says what it lost. A fault that could not strike, or of which nothing was seen, proves
+nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from seatrial.chaos.errors import ImpossibleFaultError
+from seatrial.chaos.experiment import Experiment
+from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.schedule import Schedule
+from seatrial.chaos.session import Session, Trial
+from seatrial.chaos.verdict import Verdict
+
+KILL = "kill rank=1 at=step:5/backward"
+SHARD = "path=*.safetensors nth=2"  # the first write is that of the header
+
+TryJob = Callable[..., Trial]
+
+
+@pytest.fixture(scope="module")
+def try_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
+    """``try_job("fail …")`` runs one trial: six steps, a checkpoint after each second one."""
+    session = Session(tmp_path_factory.mktemp("session"), owner="test")
+
+    def run(schedule: str, **more: int) -> Trial:
+        arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {}}
+        experiment = Experiment(
+            workload=Workload(
+                entry="seatrial.plugins.jobs.loop:run",
+                arguments=arguments | {"steps": 6, "interval": 2},
+                preload=("seatrial.plugins.jobs.loop", "tiny_job"),
+            ),
+            world=World(ranks=2, topology="dp2", device="cpu"),
+            seed=0,
+            steps=6,
+            checkpoint_interval=2,
+            **more,  # type: ignore[arg-type]
+        )
+        return session.trial(experiment, Schedule.parse(schedule))
+
+    yield run
+    session.close()
+
+
+def causes(trial: Trial) -> list[str]:
+    return [attempt.cause for attempt in trial.run.attempts]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        f"fail rank=1 at=storage/read error=EIO attempt=2; {KILL}",
+        f"corrupt rank=1 at=storage/read path=*.safetensors attempt=2; {KILL}",
+        f"corrupt rank=1 at=step:4/storage/write {SHARD}; {KILL}",
+        f"lose rank=0 at=step:4/storage/publish; {KILL}",
+        f"stale rank=1 at=storage/read path=*/manifest.json attempt=2; {KILL}",
+        f"kill rank=1 at=step:4/storage/write {SHARD}",
+        f"swap rank=0 at=step:5/data; {KILL}",
+        f"rollback rank=1 at=step:5/data; {KILL}",
+        f"delay rank=1 at=storage/sync seconds=0.05 times=3; {KILL}",
+    ],
+)
+def test_the_run_recovers(try_job: TryJob, schedule: str) -> None:
+    trial = try_job(schedule)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("fail rank=1 at=step:4/storage/write error=ENOSPC", "No space left on device (injected"),
+        ("fail rank=1 at=step:4/storage/sync error=EIO", "Input/output error (injected"),
+        (f"lose rank=1 at=step:4/storage/write {SHARD}", "bytes instead of"),
+        (f"short rank=1 at=step:4/storage/write {SHARD} keep=5", "bytes instead of"),
+        (f"late rank=1 at=step:4/storage/write {SHARD} hold=9", "bytes instead of"),
+    ],
+)
+def test_the_save_stops_naming_rank_file_and_cause_and_the_restart_recovers(
+    try_job: TryJob, fault: str, says: str
+) -> None:
+    trial = try_job(fault)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    assert trial.judgement.attempts == 2
+    cause = causes(trial)[0]
+    assert "step 4 was not saved: rank 1: OSError" in cause
+    assert "rank-00001" in cause
+    assert says in cause
+
+
+def test_a_fault_that_does_not_go_away_stops_the_job_with_the_previous_checkpoint(
+    try_job: TryJob,
+) -> None:
+    trial = try_job(
+        "fail rank=1 at=step:6/storage/write error=EDQUOT times=always persistent=yes",
+        max_restarts=1,
+    )
+    assert trial.verdict is Verdict.STOPPED, trial.reason
+    assert "the checkpoint of step 4 is valid" in trial.reason
+    assert all("Disk quota exceeded" in cause for cause in causes(trial))
+
+
+def test_a_listing_that_lags_loses_work(try_job: TryJob) -> None:
+    """The protocol relies on listings, and the verdict says what that costs."""
+    trial = try_job(f"stale rank=0 at=storage/list attempt=2; {KILL}")
+    assert trial.verdict is Verdict.LOST_WORK, trial.reason
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ("fail rank=1 at=storage/commit", "stores in a way that is not observed"),
+        (f"short rank=1 at=step:4/storage/write keep=99999; {KILL}", "bytes written"),
+        (f"corrupt rank=0 at=step:4/storage/publish; {KILL}", "no bytes pass"),
+        (f"corrupt rank=1 at=step:4/storage/write {SHARD}", "neither did a restore meet"),
+    ],
+)
+def test_a_fault_that_proved_nothing_is_not_exercised(
+    try_job: TryJob, schedule: str, says: str
+) -> None:
+    trial = try_job(schedule)
+    assert trial.verdict is Verdict.NOT_EXERCISED
+    assert says in trial.reason
+
+
+def test_what_can_never_strike_is_refused(try_job: TryJob) -> None:
+    with pytest.raises(ImpossibleFaultError, match="no checkpoint is saved at step 3"):
+        try_job("fail rank=1 at=step:3/storage/write")
