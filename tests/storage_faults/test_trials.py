@@ -28,7 +28,7 @@ def try_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
     """``try_job("fail …")`` runs one trial: six steps, a checkpoint after each second one."""
     session = Session(tmp_path_factory.mktemp("session"), owner="test")
 
-    def run(schedule: str, **more: int) -> Trial:
+    def run(schedule: str, **more: float) -> Trial:
         arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {}}
         experiment = Experiment(
             workload=Workload(
@@ -91,6 +91,14 @@ def test_the_save_stops_naming_rank_file_and_cause_and_the_restart_recovers(
     assert "step 4 was not saved: rank 1: OSError" in cause
     assert "rank-00001" in cause
     assert says in cause
+
+
+def test_a_store_that_stalls_for_longer_than_the_deadline_ends_the_attempt_only(
+    try_job: TryJob,
+) -> None:
+    trial = try_job("delay rank=1 at=step:4/storage/write seconds=600", timeout_s=2)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    assert [attempt.ending for attempt in trial.run.attempts] == ["hung", "completed"]
 
 
 def test_a_fault_that_does_not_go_away_stops_the_job_with_the_previous_checkpoint(
