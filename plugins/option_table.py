@@ -78,6 +78,8 @@ OPTIONS = (
     Option("max_restarts", "N", "restarts of the world in one run (3)", _natural,
             "a whole number from 0"),
     Option("artifacts", "DIR", "keep traces and rank output of failed trials here"),
+    Option("certify", "PLACE", "certify a directory or URL as a place for checkpoints, and nothing "
+            "else"),
 )  # fmt: skip
 
 

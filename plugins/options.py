@@ -51,9 +51,10 @@ class ChaosOptions:
     launcher: str = "fork"
     max_restarts: int = 3
     artifacts: str = ""
+    certify: str = ""
 
 
-_OF_THE_SESSION = ("fault", "store", "artifacts")
+_OF_THE_SESSION = ("fault", "store", "artifacts", "certify")
 """Options that no single test can change."""
 
 
