@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from seatrial.chaos.case import Verdict
+from seatrial.chaos.certify import GUARANTEES
 from seatrial.chaos.events import EVENTS
-from seatrial.chaos.fault import ACTIONS
+from seatrial.chaos.fault import ACTIONS, ERRORS, EVERY_OPERATION
+from seatrial.chaos.proxy.rule import HTTP_ACTIONS
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.plugins.jobs.gpt_config import GPTConfig
 from seatrial.plugins.option_table import OPTIONS
@@ -32,6 +34,8 @@ from .documents import DOCUMENTS, ROOT, Block, all_blocks, anchors, blocks, link
 README = ROOT / "README.md"
 STORAGE = ROOT / "docs" / "storage.md"
 FAULTS = ROOT / "docs" / "faults.md"
+STORAGE_FAULTS = ROOT / "docs" / "storage-faults.md"
+CERTIFICATES = ROOT / "docs" / "certificates.md"
 FLAGS = {"--chaos", *(option.flag for option in OPTIONS)}
 
 in_each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -66,6 +70,30 @@ def test_the_table_of_events_is_the_code_s(document: Path) -> None:
 def test_the_events_that_only_directories_have_are_the_code_s() -> None:
     assert [row[0] for row in table(STORAGE, "directory-only")] == [
         f"`{event.name}`" for event in EVENTS if event.directory_only
+    ]
+
+
+def test_the_table_of_alterations_is_the_code_s() -> None:
+    every = ["everything"]
+    assert [[row[0], row[2].split(", ")] for row in table(STORAGE_FAULTS, "operations")] == [
+        [f"`{name}`", every if action.operations == EVERY_OPERATION else list(action.operations)]
+        for name, action in ACTIONS.items()
+        if action.operations
+    ]
+    text = " ".join(STORAGE_FAULTS.read_text().split())
+    *names, last = ERRORS
+    assert f"`error=` is one of {', '.join(names)}, or {last}" in text
+
+
+def test_the_table_of_faults_of_requests_is_the_code_s() -> None:
+    assert table(STORAGE_FAULTS, "requests") == [
+        [f"`{name}`", meaning] for name, meaning in HTTP_ACTIONS.items()
+    ]
+
+
+def test_the_table_of_guarantees_is_the_code_s() -> None:
+    assert [row[:2] for row in table(CERTIFICATES, "guarantees")] == [
+        [each.name, "yes" if each.needed else "no"] for each in GUARANTEES
     ]
 
 
