@@ -215,9 +215,13 @@ RunPytest = Callable[..., pytest.RunResult]
 class TestCommand:
     def test_it_prints_and_saves_a_certificate(self, pytester: pytest.Pytester) -> None:
         pytester.makepyfile("def test_x(): raise AssertionError('not to be run')")
+        pytester.makeconftest(
+            "import sys\ndef pytest_unconfigure(): print('torch:', 'torch' in sys.modules)"
+        )
         result = pytester.runpytest_subprocess("--chaos-certify", "store", "-p", "no:cacheprovider")
         result.assert_outcomes(passed=len(GUARANTEES) - 3, skipped=3)
         result.stdout.fnmatch_lines(["exclusive publish * kept *needed *one winner*", "SAFE: *"])
+        result.stdout.fnmatch_lines(["torch: False"])
         saved = json.loads((pytester.path / "certificate-store.json").read_text())
         assert saved["safe"]
         assert len(saved["observations"]) == len(GUARANTEES)
