@@ -75,13 +75,17 @@ class Case:
     def is_damaged(self, step: int, attempt: int) -> bool:
         """Whether the schedule damaged this step's checkpoint, and nobody saved it again since.
 
-        ``attempt`` is the one after which the question is asked.
+        ``attempt`` is the one after which the question is asked. What was read wrongly is not
+        damaged where it is stored.
         """
         damaged = [
             number
             for number, _, trace in self.run.traces()
             for record in trace
-            if record["kind"] == "damage" and record["step"] == step and number <= attempt
+            if record["kind"] == "damage"
+            and record["step"] == step
+            and number <= attempt
+            and record.get("event") != "storage/read"
         ]
         if not damaged:
             return False

@@ -14,10 +14,10 @@ from seatrial.recovery.errors import NoValidCheckpointError
 
 from .case import Case, Finding, Verdict
 from .diagnosis import likely_cause
-from .effects import ineffective_strikes
-from .fault import DAMAGE
+from .effects import ended_by_operation, ineffective_strikes
+from .fault import ACTIONS, DAMAGE
 from .ledger import Strike
-from .run import Attempt
+from .run import Attempt, Run
 from .samples import sample_faults
 from .supervisor import PREEMPTED
 from .trace import Record
@@ -79,7 +79,8 @@ def is_explained(case: Case) -> Iterator[Finding]:
             continue  # refused for what the schedule did: see `ended_well`
         if attempt.ending == "completed":
             continue
-        struck = [strike.t for strike in case.run.strikes() if _can_end(strike, attempt)]
+        strikes = case.run.strikes()
+        struck = [each.t for each in strikes if _can_end(case.run, each, attempt)]
         verdict = Verdict.HUNG if attempt.ending == "hung" else Verdict.UNRECOVERABLE
         if not struck:
             yield Finding(
@@ -97,10 +98,15 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _can_end(strike: Strike, attempt: Attempt) -> bool:
-    """Whether a strike is one that ends ``attempt``: a stop that is soon over is not."""
+def _can_end(run: Run, strike: Strike, attempt: Attempt) -> bool:
+    """Whether a strike is one that ends ``attempt``: a stop that is soon over is not.
+
+    An altered operation is one only if it still goes on, or if an error tells of it.
+    """
     if strike.attempt != attempt.number or strike.action in DAMAGE:
         return False
+    if ACTIONS[strike.action].operations:
+        return ended_by_operation(run, strike)
     return strike.resume is None or strike.t + strike.resume > attempt.ended_t
 
 

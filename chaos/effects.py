@@ -90,8 +90,7 @@ def _without_effect(
     an error that names the file. What was renamed, deleted or listed is not looked for again.
     """
     for strike in strikes:
-        trace = run.trace(strike.attempt, strike.rank)
-        made = [r for r in trace if r["kind"] == "operation" and r["fault"] == strike.fault]
+        made = _alterations(run, strike)
         said = str(made[-1]["change"]) if made else "the operation failed by itself"
         if not any(record["changed"] for record in made):
             yield f"the fault '{fault}' struck {strike.event}, but could change nothing: {said}"
@@ -108,21 +107,42 @@ def _without_effect(
         )
 
 
+def ended_by_operation(run: Run, strike: Strike) -> bool:
+    """Whether an altered operation is why the attempt of ``strike`` ended: it went on until then,
+    or an error tells of it."""
+    attempt = run.attempts[strike.attempt - 1]
+    for record in _alterations(run, strike):
+        lasts_s = record.get("lasts_s")
+        if lasts_s and float(str(record["t"])) + float(str(lasts_s)) > attempt.ended_t:
+            return True
+    if strike.action == "fail":
+        return _was_noticed(run, strike) or any(
+            "OSError" in [*cast(list[str], error["bases"]), *cast(list[str], error["causes"])]
+            for error in _errors_after(run, strike)
+        )
+    return strike.action in LIES and _was_noticed(run, strike)
+
+
 def _was_noticed(run: Run, strike: Strike) -> bool:
     """Whether a rank of the same attempt failed with an error that names what was changed."""
     files = {
         str(record["file"]).rpartition("/")[2]
-        for record in run.trace(strike.attempt, strike.rank)
-        if record["kind"] == "operation" and record["fault"] == strike.fault and record["changed"]
+        for record in _alterations(run, strike)
+        if record["changed"]
     }
+    messages = [str(error["message"]) for error in _errors_after(run, strike)]
+    return any(file in message for message in messages for file in files)
+
+
+def _alterations(run: Run, strike: Strike) -> list[Record]:
+    trace = run.trace(strike.attempt, strike.rank)
+    return [r for r in trace if r["kind"] == "operation" and r["fault"] == strike.fault]
+
+
+def _errors_after(run: Run, strike: Strike) -> list[Record]:
     attempt = run.attempts[strike.attempt - 1]
-    for rank in range(run.ranks_of(strike.attempt)):
-        error = run.error_of(attempt, rank)
-        if error is None or float(str(error["t"])) < strike.t:
-            continue
-        if any(file in str(error["message"]) for file in files):
-            return True
-    return False
+    errors = [run.error_of(attempt, rank) for rank in range(run.ranks_of(strike.attempt))]
+    return [error for error in errors if error is not None and float(str(error["t"])) >= strike.t]
 
 
 def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:

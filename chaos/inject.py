@@ -53,13 +53,6 @@ def pid_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.pid"
 
 
-def _lasts_s(fault: Fault) -> float | None:
-    """After how long a strike is over by itself; None if that is not known."""
-    if fault.action == "delay" and fault.times == 1:
-        return fault.seconds
-    return fault.resume if fault.action == "stop" else None
-
-
 class Injector:
     """The listener of one rank in one attempt; see `seatrial.recovery.probe.listen`."""
 
@@ -209,7 +202,7 @@ class Injector:
             step=step,
             t=Ledger.now(),
             grace=fault.grace if fault.action == "terminate" else None,
-            resume=_lasts_s(fault),
+            resume=fault.resume if fault.action == "stop" else None,
         )
 
     def _signal_all(self, fault: Fault, ranks: list[int]) -> None:

@@ -44,6 +44,7 @@ class Option:
     read: Callable[[str], Any] = str
     expects: str = "text"
     repeatable: bool = False
+    has_ini: bool = True
 
     @property
     def flag(self) -> str:
@@ -51,6 +52,7 @@ class Option:
 
     @property
     def ini(self) -> str:
+        """Its name in pytest's configuration, and its ``dest``."""
         return "chaos_" + self.name
 
 
@@ -80,6 +82,8 @@ OPTIONS = (
     Option("max_restarts", "N", "restarts of the world in one run (3)", _natural,
             "a whole number from 0"),
     Option("artifacts", "DIR", "keep traces and rank output of failed trials here"),
+    Option("certify", "PLACE", "certify a directory or URL as a place for checkpoints, and nothing "
+            "else", has_ini=False),
 )  # fmt: skip
 
 
@@ -102,5 +106,7 @@ def add_options(parser: pytest.Parser) -> None:
             help=option.help,
             action="append" if option.repeatable else "store",
         )
+        if not option.has_ini:
+            continue
         kind: Any = "linelist" if option.repeatable else "string"
         parser.addini(option.ini, option.help, type=kind, default=None)

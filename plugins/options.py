@@ -53,9 +53,10 @@ class ChaosOptions:
     launcher: str = "fork"
     max_restarts: int = 3
     artifacts: str = ""
+    certify: str = ""
 
 
-_OF_THE_SESSION = ("fault", "store", "powerloss", "artifacts")
+_OF_THE_SESSION = ("fault", "store", "powerloss", "artifacts", "certify")
 """Options that no single test can change."""
 
 
@@ -67,7 +68,9 @@ def read_options(config: pytest.Config) -> ChaosOptions:
     """
     values: dict[str, Any] = {}
     for option in OPTIONS:
-        given = config.getoption(option.ini) or config.getini(option.ini) or None
+        given = config.getoption(option.ini) or None
+        if given is None and option.has_ini:
+            given = config.getini(option.ini) or None
         if given is not None:
             values[option.name] = _read(option, given)
     options = ChaosOptions(**values)

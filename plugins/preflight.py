@@ -157,6 +157,9 @@ def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
     yield "", f"exit rank={other} at=step:{strike}/optimizer code=3"
     yield "", f"raise rank={other} at=step:{strike}/backward"
     yield "", f"oom rank={other} at=step:{strike}/forward"
+    full = f"fail rank={other} at=step:{saved}/storage/write error=ENOSPC times=always"
+    yield "fail[disk-full]", full
+    yield "fail[read-error]", f"{first_kill}; fail rank={other} at=storage/read error=EIO attempt=2"
     yield "kill[restore]", f"{first_kill}; kill rank={other} at=restore/shard/read"
     again = f"kill rank=0 at=restore attempt=2; kill rank={other} at=restore/load attempt=3"
     yield "kill[twice-in-restore]", f"{first_kill}; {again}"
@@ -168,6 +171,8 @@ def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
         ("tear[shard]", "tear"),
         ("flip[shard]", "flip"),
         ("remove[shard]", "remove"),
+        *([("swap[shard]", "swap")] if other else []),
+        ("rollback[shard]", "rollback"),
         ("flip[objects]", "flip part=objects"),
         ("flip[manifest]", "flip part=manifest"),
         ("remove[manifest]", "remove part=manifest"),

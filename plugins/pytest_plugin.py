@@ -50,7 +50,11 @@ def _other_owner(pluginmanager: pytest.PytestPluginManager) -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
-    if config.getoption("--chaos", default=False):
+    if config.getoption("chaos_certify", default=None):
+        from .certify import CertifyPlugin
+
+        config.pluginmanager.register(CertifyPlugin(config), "seatrial-certify")
+    elif config.getoption("--chaos", default=False):
         from .session_plugin import ChaosPlugin
 
         config.pluginmanager.register(ChaosPlugin(config), _PLUGIN)

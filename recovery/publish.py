@@ -26,6 +26,7 @@ from .probe import around, perform
 
 __all__ = [
     "fsync_directory",
+    "naming",
     "open_directory",
     "open_regular",
     "probe_publish",
@@ -35,6 +36,7 @@ __all__ = [
 
 TEMPORARY_SUFFIX = ".tmp"
 _WRITE_BYTES_MAX = 1 << 30
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 @contextmanager
@@ -62,6 +64,16 @@ def open_regular(directory: int, name: str) -> int:
     return file
 
 
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an `OSError` of an open file say its full name: the kernel knows a number only."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = os.fspath(path), None
+        raise
+
+
 def fsync_directory(path: Path) -> None:
     """Make the names in ``path`` durable."""
     with open_directory(path) as descriptor:
@@ -69,7 +81,8 @@ def fsync_directory(path: Path) -> None:
 
 
 def _fsync(descriptor: int, path: str | os.PathLike[str]) -> None:
-    perform("storage/sync", lambda _: os.fsync(descriptor), file=str(path))
+    with naming(path):
+        perform("storage/sync", lambda _: os.fsync(descriptor), file=str(path))
 
 
 def publish_once(path: Path, data: bytes, *, event: str = "publish") -> Literal["won", "ours"]:
@@ -98,13 +111,14 @@ def publish_at(
     temporary = f".{name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
     partial = str(path.with_name(temporary))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    file = perform(
-        "storage/create",
-        lambda _: os.open(temporary, flags, 0o644, dir_fd=directory),
-        file=partial,
-    )
+    with naming(partial):
+        file = perform(
+            "storage/create",
+            lambda _: os.open(temporary, flags, 0o644, dir_fd=directory),
+            file=partial,
+        )
     try:
-        with around(f"{event}/write", file=partial, **facts):
+        with around(f"{event}/write", file=partial, **facts), naming(partial):
             perform("storage/write", lambda content: write_all(file, content), data, file=partial)
         with around(f"{event}/fsync", file=partial, **facts):
             _fsync(file, partial)
@@ -169,7 +183,11 @@ def _read(directory: int, name: str) -> bytes:
 
 
 def probe_publish(directory: Path) -> None:
-    """Prove that ``directory`` can publish exactly once, or raise `StorageUnsupportedError`."""
+    """Prove that ``directory`` can publish exactly once, or raise `StorageUnsupportedError`.
+
+    Raises:
+        OSError: nothing could be written there at the moment, which proves nothing.
+    """
     names = [f".probe.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}" for _ in range(2)]
     with open_directory(directory) as at:
         try:
@@ -183,6 +201,9 @@ def probe_publish(directory: Path) -> None:
                 return
             raise StorageUnsupportedError(_unsupported(directory, "link() replaced a file"))
         except OSError as error:
+            if error.errno in _PASSING:
+                error.filename, error.filename2 = str(directory), None
+                raise
             raise StorageUnsupportedError(_unsupported(directory, str(error))) from error
         finally:
             for name in names:

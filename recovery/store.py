@@ -247,7 +247,7 @@ class CheckpointStore:
         except OSError as error:
             # All ranks have restored; a full or read-only disk must not keep one from going on.
             warnings.warn(
-                f"it could not be noted that step {step} is verified, so it is kept longer: {error}",
+                f"it could not be noted that step {step} is verified, so it is kept: {error}",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -109,8 +109,16 @@ class Alteration:
         for index, fault in self._injector.due(self.event, "after", self.file, self._step):
             self._refuse(index, fault)
 
-    def report(self, index: int, fault: Fault, change: str, *, changed: bool = True) -> None:
-        """Record what ``fault`` made of the operation."""
+    def report(
+        self,
+        index: int,
+        fault: Fault,
+        change: str,
+        *,
+        changed: bool = True,
+        lasts_s: float | None = None,
+    ) -> None:
+        """Record what ``fault`` made of the operation, and how much longer it takes."""
         trace = self._injector.trace
         trace.record(
             "operation",
@@ -119,6 +127,7 @@ class Alteration:
             file=self.file,
             change=change,
             changed=changed,
+            lasts_s=lasts_s,
         )
         is_shown = self.event.removeprefix(STORAGE) in DATA and _CONTENT.search(self.file)
         lies = fault.action not in ("fail", "delay", "slow")
@@ -143,8 +152,7 @@ class Alteration:
     def _change(self, index: int, fault: Fault) -> None:
         """A fault of an operation that writes, renames, deletes, …"""
         if fault.action == "delay":
-            self.wait_s += fault.seconds
-            self.report(index, fault, f"{fault.seconds:g} s late")
+            self._delay(index, fault)
         elif fault.action == "slow":
             self._slow(index, fault, self.content)
         elif fault.action == "lose":
@@ -179,11 +187,16 @@ class Alteration:
         choice = random.Random(f"{self._injector.seed + index}/{self._injector.rank}")
         return choice.randrange(length), choice.randrange(8)
 
+    def _delay(self, index: int, fault: Fault) -> None:
+        self.wait_s += fault.seconds
+        self.report(index, fault, f"{fault.seconds:g} s late", lasts_s=fault.seconds)
+
     def _slow(self, index: int, fault: Fault, moved: Any) -> None:
         length = memoryview(moved).nbytes if _is_bytes(moved) else 0
-        self.wait_s += length / fault.rate
+        lasts_s = length / fault.rate
+        self.wait_s += lasts_s
         change = f"{length} bytes at {fault.rate:g} a second"
-        self.report(index, fault, change, changed=length > 0)
+        self.report(index, fault, change, changed=length > 0, lasts_s=lasts_s)
 
     # What the job sees
 
@@ -197,8 +210,7 @@ class Alteration:
         if fault.action == "slow":
             self._slow(index, fault, result if filled is None else filled)
         elif fault.action == "delay":
-            self.wait_s += fault.seconds
-            self.report(index, fault, f"{fault.seconds:g} s late")
+            self._delay(index, fault)
         elif fault.action == "stale":
             return self._stale(index, fault, result, filled)
         elif filled is None:

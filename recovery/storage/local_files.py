@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import DamagedCheckpointError
 from ..probe import perform
-from ..publish import fsync_directory, open_directory, open_regular
+from ..publish import fsync_directory, naming, open_directory, open_regular
 from ..writeback import preallocate, start_writeback
 from .protocol import Buffer
 from .retry import LOCAL, RetryPolicy
@@ -92,15 +92,17 @@ class LocalSink:
     def write_at(self, data: Buffer, offset: int) -> None:
         if not self._reserved:
             # The first write is that of the header, by one thread.
-            preallocate(self._file, self._size_bytes)
+            with naming(self._path):
+                preallocate(self._file, self._size_bytes)
             self._reserved = True
-        perform(
-            "storage/write",
-            lambda content: self._write(content, offset),
-            data,
-            file=str(self._path),
-            offset=offset,
-        )
+        with naming(self._path):
+            perform(
+                "storage/write",
+                lambda content: self._write(content, offset),
+                data,
+                file=str(self._path),
+                offset=offset,
+            )
         if offset:
             start_writeback(self._file, offset, len(data))
 
@@ -116,7 +118,8 @@ class LocalSink:
             raise OSError(f"{self._path} has {size_bytes} bytes instead of {self._size_bytes}")
 
     def fsync(self) -> None:
-        perform("storage/sync", lambda _: os.fsync(self._file), file=str(self._path))
+        with naming(self._path):
+            perform("storage/sync", lambda _: os.fsync(self._file), file=str(self._path))
 
 
 @dataclass(frozen=True)
@@ -139,13 +142,14 @@ class LocalSource:
         return 0
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        perform(
-            "storage/read",
-            lambda into: self._read(into, offset),
-            target,
-            file=str(self.path),
-            offset=offset,
-        )
+        with naming(self.path):
+            perform(
+                "storage/read",
+                lambda into: self._read(into, offset),
+                target,
+                file=str(self.path),
+                offset=offset,
+            )
 
     def _read(self, target: memoryview, offset: int) -> None:
         done = 0

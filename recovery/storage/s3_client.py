@@ -174,7 +174,7 @@ class S3Client:
         **arguments: Any,
     ) -> Any:
         """One request, which somebody may interpose on; ``into`` is what ``body`` fills."""
-        event, lost = _OPERATIONS[operation]
+        event, lost = _OPERATIONS.get(operation, ("storage/stat", {}))
         if "IfNoneMatch" in arguments:
             event = "storage/publish"
 

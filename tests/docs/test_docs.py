@@ -18,10 +18,12 @@ from pathlib import Path
 import pytest
 
 from seatrial.chaos.case import Verdict
+from seatrial.chaos.certify import GUARANTEES
 from seatrial.chaos.events import EVENTS
-from seatrial.chaos.fault import ACTIONS
+from seatrial.chaos.fault import ACTIONS, ERRORS, EVERY_OPERATION
 from seatrial.chaos.powerloss import KINDS
 from seatrial.chaos.powerloss.volatile import SURVIVES
+from seatrial.chaos.proxy.rule import HTTP_ACTIONS
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.plugins.jobs.gpt_config import GPTConfig
 from seatrial.plugins.option_table import OPTIONS
@@ -34,6 +36,8 @@ from .documents import DOCUMENTS, ROOT, Block, all_blocks, anchors, blocks, link
 README = ROOT / "README.md"
 STORAGE = ROOT / "docs" / "storage.md"
 FAULTS = ROOT / "docs" / "faults.md"
+STORAGE_FAULTS = ROOT / "docs" / "storage-faults.md"
+CERTIFICATES = ROOT / "docs" / "certificates.md"
 FLAGS = {"--chaos", *(option.flag for option in OPTIONS)}
 
 in_each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -77,6 +81,30 @@ def test_the_table_of_disks_is_the_code_s() -> None:
     assert [row[0] for row in table(document, "survives")] == [f"`{each}`" for each in SURVIVES]
 
 
+def test_the_table_of_alterations_is_the_code_s() -> None:
+    every = ["everything"]
+    assert [[row[0], row[2].split(", ")] for row in table(STORAGE_FAULTS, "operations")] == [
+        [f"`{name}`", every if action.operations == EVERY_OPERATION else list(action.operations)]
+        for name, action in ACTIONS.items()
+        if action.operations
+    ]
+    text = " ".join(STORAGE_FAULTS.read_text().split())
+    *names, last = ERRORS
+    assert f"`error=` is one of {', '.join(names)}, or {last}" in text
+
+
+def test_the_table_of_faults_of_requests_is_the_code_s() -> None:
+    assert table(STORAGE_FAULTS, "requests") == [
+        [f"`{name}`", meaning] for name, meaning in HTTP_ACTIONS.items()
+    ]
+
+
+def test_the_table_of_guarantees_is_the_code_s() -> None:
+    assert [row[:2] for row in table(CERTIFICATES, "guarantees")] == [
+        [each.name, "yes" if each.needed else "no"] for each in GUARANTEES
+    ]
+
+
 def test_the_table_of_transient_errors_is_the_code_s() -> None:
     rows = table(STORAGE, "transient")
     named = {getattr(errno, name) for row in rows for name in re.findall(r"`(E[A-Z]+)`", row[0])}
@@ -96,7 +124,12 @@ def test_the_bounds_of_trying_again_are_the_code_s() -> None:
 
 def test_the_table_of_options_is_the_code_s() -> None:
     assert table(README, "options") == [
-        [f"`{option.flag} {option.metavar}`", f"`{option.ini}`", option.help] for option in OPTIONS
+        [
+            f"`{option.flag} {option.metavar}`",
+            f"`{option.ini}`" if option.has_ini else "-",
+            option.help,
+        ]
+        for option in OPTIONS
     ]
 
 
@@ -155,7 +188,7 @@ def test_every_ini_setting_exists(document: Path) -> None:
     for block in blocks(document, "ini"):
         parser = configparser.ConfigParser()
         parser.read_string(block.text)
-        assert set(parser["pytest"]) <= {option.ini for option in OPTIONS}
+        assert set(parser["pytest"]) <= {option.ini for option in OPTIONS if option.has_ini}
 
 
 @in_each_document

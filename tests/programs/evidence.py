@@ -72,10 +72,17 @@ class Evidence:
         )
 
     def fail(
-        self, *, rank: int, attempt: int, error: str, causes: Iterable[str] = (), t: float
+        self,
+        *,
+        rank: int,
+        attempt: int,
+        error: str,
+        causes: Iterable[str] = (),
+        t: float,
+        message: str = "",
     ) -> None:
         """Say that an exception ended a rank at time ``t``."""
-        facts = {"type": error, "bases": [error], "message": "", "causes": list(causes)}
+        facts = {"type": error, "bases": [error], "message": message, "causes": list(causes)}
         self.record(rank, attempt, "error", t=t, **facts)
 
     def record(self, rank_of_trace: int, attempt: int, kind: str, /, **fields: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 BUCKET = "seatrial"
-KEY, SECRET, REGION = "testing", "testing", "us-east-1"
+KEY, REGION = "testing", "us-east-1"  # the secret is the key
 STARTS_MAX = 5
 UP_WITHIN_S = 60
 
@@ -39,14 +40,17 @@ class S3Server:
     endpoint: str
     fault: Callable[[str, str], str | None] = field(default=lambda method, place: None)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    key: str = KEY
+    restart: Callable[[], None] | None = None
+    """Kills the server with SIGKILL and starts it on the same data (SeaweedFS only)."""
 
     @property
     def options(self) -> dict[str, object]:
         """The ``storage_options`` to reach it."""
         return {
             "endpoint_url": self.endpoint,
-            "key": KEY,
-            "secret": SECRET,
+            "key": self.key,
+            "secret": self.key,
             "client_kwargs": {"region_name": REGION},
         }
 
@@ -55,23 +59,23 @@ class S3Server:
         """The environment variables to reach it, where no options can be given."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.key,
             "AWS_DEFAULT_REGION": REGION,
         }
 
     def client(self) -> Any:
         """A client that shares no code with the store."""
-        return _client(self.endpoint)
+        return _client(self.endpoint, self.key)
 
 
 @cache
-def _client(endpoint: str) -> Any:
+def _client(endpoint: str, key: str) -> Any:
     return boto3.client(
         "s3",
         endpoint_url=endpoint,
-        aws_access_key_id=KEY,
-        aws_secret_access_key=SECRET,
+        aws_access_key_id=key,
+        aws_secret_access_key=key,
         region_name=REGION,
         config=Config(
             retries={"max_attempts": 0},
@@ -146,21 +150,25 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
     """The real SeaweedFS, one process, with its data in ``directory``."""
     program = Path(sysconfig.get_path("scripts")) / "weed"
     for start in range(STARTS_MAX):
-        with (directory / f"log-{start}").open("wb") as log:
-            ports = [_port() for _ in range(4)]
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), str(program)),
-                    *_arguments(directory / f"data-{start}", ports),
-                ],
-                env={**os.environ, "GOMEMLIMIT": "256MiB", "GOGC": "50"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        ports = [_port() for _ in range(4)]
+        data, log = directory / f"data-{start}", directory / f"log-{start}"
+        data.mkdir()
+        command = [str(program), *_arguments(data, ports)]
+        process = _start(command, log, {"GOMEMLIMIT": "256MiB", "GOGC": "50"})
+        server = S3Server(endpoint=f"http://127.0.0.1:{ports[0]}")
+
+        def restart(
+            command: list[str] = command, log: Path = log, server: S3Server = server
+        ) -> None:
+            nonlocal process
+            process.kill()
+            process.wait()
+            process = _start(command, log, {"GOMEMLIMIT": "256MiB", "GOGC": "50"})
+            if not _is_up(server, process):
+                raise RuntimeError("SeaweedFS did not come back after SIGKILL")
+
+        server.restart = restart
         try:
-            server = S3Server(endpoint=f"http://127.0.0.1:{ports[0]}")
             if _is_up(server, process):
                 yield server
                 return
@@ -171,6 +179,45 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
         f"SeaweedFS did not start {STARTS_MAX} times; its last words: "
         + (directory / f"log-{STARTS_MAX - 1}").read_text(errors="replace")[-2000:]
     )
+
+
+@contextmanager
+def s3rver(directory: Path) -> Iterator[S3Server]:
+    """s3rver of npm, which ignores If-None-Match, with its data in ``directory``.
+
+    Raises:
+        FileNotFoundError: `ci/npm` has not installed it.
+    """
+    program = Path(sys.prefix) / "npm" / "node_modules" / ".bin" / "s3rver"
+    program = program.resolve(strict=True)
+    port = _port()
+    arguments = ["-d", str(directory), "-a", "127.0.0.1", "-p", str(port), "--no-vhost-buckets"]
+    node = shutil.which("node")
+    if node is None:
+        raise FileNotFoundError("node")
+    command = [node, str(program), *arguments, "--configure-bucket", BUCKET]
+    process = _start(command, directory / "log", {})
+    server = S3Server(endpoint=f"http://127.0.0.1:{port}", key="S3RVER")
+    try:
+        if not _is_up(server, process):
+            raise RuntimeError((directory / "log").read_text(errors="replace")[-2000:])
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _start(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process that ends with this one; its output is appended to ``log``."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
 # prctl(PR_SET_PDEATHSIG, SIGKILL), kept by exec.
@@ -184,7 +231,6 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def _arguments(data: Path, ports: list[int]) -> list[str]:
-    data.mkdir()
     s3, master, filer, volume = ports
     return [
         "-logtostderr",

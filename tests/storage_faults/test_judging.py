@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from evidence import Evidence
 
+from seatrial.chaos.case import Case
+from seatrial.chaos.schedule import Schedule
+from seatrial.chaos.trajectory import read_trajectory
 from seatrial.chaos.verdict import Verdict
 
 KILL = "kill rank=1 at=step:5/data"
@@ -87,18 +90,64 @@ def test_an_operation_that_was_not_altered_proves_nothing(
     assert "could change nothing: bit 0 flipped" in judgement.reason
 
 
-@pytest.mark.parametrize("attempts_t", [(11.0, Verdict.RECOVERED), (9.0, Verdict.UNRECOVERABLE)])
-def test_a_refused_operation_explains_the_failure_that_follows_and_no_other(
-    reference: Evidence, tmp_path: Path, attempts_t: tuple[float, Verdict]
-) -> None:
-    t, expected = attempts_t
-    text = "fail rank=1 at=step:6/storage/write error=ENOSPC"
+def failed(
+    tmp_path: Path, text: str, *, t: float, message: str = "", lasts_s: float | None = None
+) -> Evidence:
+    """A run whose first attempt failed at ``t`` in the save of step 6, after a strike at 10.0."""
     run = Evidence(tmp_path / "run")
     run.strike(text, event="storage/write")
-    run.record(
-        1, 1, "operation", fault=0, event="storage/write", file=FILE, change="ENOSPC", changed=True
-    )
-    run.fail(rank=1, attempt=1, error="SaveError", t=t)
+    facts = {"fault": 0, "event": "storage/write", "file": FILE, "change": "x", "changed": True}
+    run.record(1, 1, "operation", t=10.0, **facts, lasts_s=lasts_s)
+    run.fail(rank=1, attempt=1, error="SaveError", t=t, message=message)
     run.attempt(range(1, 6), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
     run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    return run
+
+
+TOLD = f"step 6 was not saved: rank 1: OSError: no space: '{FILE}'"
+
+
+@pytest.mark.parametrize(
+    ("t", "message", "expected"),
+    [
+        (11.0, TOLD, Verdict.RECOVERED),
+        (9.0, TOLD, Verdict.UNRECOVERABLE),  # before the strike
+        (11.0, "the data set is gone", Verdict.UNRECOVERABLE),  # of something else
+    ],
+)
+@pytest.mark.parametrize("action", ["fail", "lose", "short"])
+def test_an_altered_operation_explains_the_failure_that_tells_of_it_and_no_other(
+    reference: Evidence, tmp_path: Path, action: str, t: float, message: str, expected: Verdict
+) -> None:
+    text = f"{action} rank=1 at=step:6/storage/write"
+    judgement = failed(tmp_path, text, t=t, message=message).judged(reference, text)
+    if expected is Verdict.UNRECOVERABLE and action != "fail":
+        expected = Verdict.NOT_EXERCISED  # nobody came upon the lie
+    assert judgement.verdict is expected, judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "expected"), [(60.0, Verdict.RECOVERED), (0.1, Verdict.UNRECOVERABLE)]
+)
+def test_a_delay_explains_an_attempt_that_ended_during_it_and_no_other(
+    reference: Evidence, tmp_path: Path, lasts_s: float, expected: Verdict
+) -> None:
+    text = "delay rank=1 at=step:6/storage/write seconds=60"
+    run = failed(tmp_path, text, t=11.0, lasts_s=lasts_s)
     assert run.judged(reference, text).verdict is expected
+
+
+def test_what_was_read_wrongly_excuses_a_fallback_but_not_a_torn_store(
+    reference: Evidence, make_run: MakeRun
+) -> None:
+    run = make_run(event="restore/shard/read", restored=2).run
+    case = Case(
+        reference=read_trajectory(reference.run),
+        run=run,
+        trajectory=read_trajectory(run),
+        schedule=Schedule.parse(f"{KILL}; {CORRUPT}"),
+        checkpoint_interval=2,
+        expected_steps=range(1, 7),
+    )
+    assert case.damaged_in(2) == {4}
+    assert not case.is_damaged(4, 2)

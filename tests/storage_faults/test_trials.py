@@ -7,8 +7,10 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
+from object_servers import BUCKET, moto
 
 from seatrial.chaos.errors import ImpossibleFaultError
 from seatrial.chaos.experiment import Experiment
@@ -28,24 +30,38 @@ def try_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
     """``try_job("fail …")`` runs one trial: six steps, a checkpoint after each second one."""
     session = Session(tmp_path_factory.mktemp("session"), owner="test")
 
-    def run(schedule: str, **more: int) -> Trial:
-        arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {}}
-        experiment = Experiment(
-            workload=Workload(
-                entry="seatrial.plugins.jobs.loop:run",
-                arguments=arguments | {"steps": 6, "interval": 2},
-                preload=("seatrial.plugins.jobs.loop", "tiny_job"),
-            ),
-            world=World(ranks=2, topology="dp2", device="cpu"),
-            seed=0,
-            steps=6,
-            checkpoint_interval=2,
-            **more,  # type: ignore[arg-type]
-        )
-        return session.trial(experiment, Schedule.parse(schedule))
-
-    yield run
+    yield partial(run_trial, session)
     session.close()
+
+
+def run_trial(session: Session, schedule: str, **more: float) -> Trial:
+    arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {}}
+    experiment = Experiment(
+        workload=Workload(
+            entry="seatrial.plugins.jobs.loop:run",
+            arguments=arguments | {"steps": 6, "interval": 2},
+            preload=("seatrial.plugins.jobs.loop", "tiny_job"),
+        ),
+        world=World(ranks=2, topology="dp2", device="cpu"),
+        seed=0,
+        steps=6,
+        checkpoint_interval=2,
+        **more,  # type: ignore[arg-type]
+    )
+    return session.trial(experiment, Schedule.parse(schedule))
+
+
+@pytest.fixture(scope="module")
+def try_job_on_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
+    """The same, with its checkpoints on moto."""
+    with moto() as server, pytest.MonkeyPatch.context() as patched:
+        for name, value in server.environment.items():
+            patched.setenv(name, value)
+        url = f"s3://{BUCKET}/run"
+        session = Session(tmp_path_factory.mktemp("session"), owner="test", stores=url)
+        yield partial(run_trial, session, object_store=True)
+        session.close()
+        assert "Contents" not in server.client().list_objects_v2(Bucket=BUCKET)
 
 
 def causes(trial: Trial) -> list[str]:
@@ -93,6 +109,14 @@ def test_the_save_stops_naming_rank_file_and_cause_and_the_restart_recovers(
     assert says in cause
 
 
+def test_a_store_that_stalls_for_longer_than_the_deadline_ends_the_attempt_only(
+    try_job: TryJob,
+) -> None:
+    trial = try_job("delay rank=1 at=step:4/storage/write seconds=600", timeout_s=2)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    assert [attempt.ending for attempt in trial.run.attempts] == ["hung", "completed"]
+
+
 def test_a_fault_that_does_not_go_away_stops_the_job_with_the_previous_checkpoint(
     try_job: TryJob,
 ) -> None:
@@ -126,6 +150,24 @@ def test_a_fault_that_proved_nothing_is_not_exercised(
     trial = try_job(schedule)
     assert trial.verdict is Verdict.NOT_EXERCISED
     assert says in trial.reason
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        (
+            "fail rank=1 at=step:4/storage/write error=SlowDown times=2 path=*.safetensors; "
+            "fail rank=0 at=step:4/storage/publish when=after error=ECONNRESET; "
+            f"fail rank=1 at=storage/read error=ETIMEDOUT attempt=2; {KILL}"
+        ),
+        "lose rank=1 at=step:4/storage/write path=*.safetensors",
+    ],
+)
+def test_the_run_recovers_on_an_object_store(try_job_on_s3: TryJob, schedule: str) -> None:
+    trial = try_job_on_s3(schedule)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    if schedule.startswith("lose"):
+        assert "rank-00001.safetensors is not there" in causes(trial)[0]
 
 
 def test_what_can_never_strike_is_refused(try_job: TryJob) -> None:
