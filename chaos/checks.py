@@ -12,6 +12,7 @@ from itertools import pairwise
 from seatrial.recovery.compare import Difference, first_difference, first_misplaced
 from seatrial.recovery.errors import NoValidCheckpointError
 
+from .bending import HARMLESS, is_abandoned, wrongly_published
 from .case import Case, Finding, Verdict
 from .diagnosis import likely_cause
 from .effects import ineffective_strikes
@@ -24,7 +25,7 @@ from .trajectory import Beginning, Step
 
 
 def was_exercised(case: Case) -> Iterator[Finding]:
-    for reason in ineffective_strikes(case.run, case.trajectory, case.schedule):
+    for reason in ineffective_strikes(case):
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
 
 
@@ -68,7 +69,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
 
 def _can_end(strike: Strike, attempt: Attempt) -> bool:
     """Whether a strike is one that ends ``attempt``: a stop that is soon over is not."""
-    if strike.attempt != attempt.number or strike.action in DAMAGE:
+    if strike.attempt != attempt.number or strike.action in (*DAMAGE, HARMLESS):
         return False
     return strike.resume is None or strike.t + strike.resume > attempt.ended_t
 
@@ -140,6 +141,18 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
             )
 
 
+def nothing_wrong_was_published(case: Case) -> Iterator[Finding]:
+    """No checkpoint of a state that a bent collective had made wrong."""
+    for first, published in wrongly_published(case):
+        yield Finding(
+            verdict=Verdict.CORRUPTION_UNDETECTED,
+            reason=f"attempt {published.attempt} published the checkpoint of step "
+            f"{published.number} though its state had been wrong since step {first.number}, by a "
+            "fault of a collective that nothing detected",
+            step=first.number,
+        )
+
+
 def states_are_equal(case: Case) -> Iterator[Finding]:
     """Where each attempt began, then each of its steps, bitwise against the reference."""
     for attempt in case.run.attempts:
@@ -157,6 +170,8 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
         resumed = beginning is not None and beginning.restored is not None
         hazards = beginning.hazards if beginning is not None and resumed else ()
         for step in steps:
+            if is_abandoned(case, step):
+                continue  # what a bent collective did to it is that fault's effect
             yield from _compare_step(step, expected.get(step.number), hazards)
 
 
@@ -316,6 +331,7 @@ CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     store_is_whole,
     acknowledged_is_kept,
     resumed_from_newest,
+    nothing_wrong_was_published,
     states_are_equal,
     is_explained,
     ended_well,

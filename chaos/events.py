@@ -15,7 +15,7 @@ from typing import Literal
 
 from .errors import FaultSyntaxError
 
-Stage = Literal["process", "step", "checkpoint", "restore"]
+Stage = Literal["process", "step", "checkpoint", "restore", "collective"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,29 @@ EVENTS = (
     Event("restore/agree", "restore", "all ranks agree that the generation is valid"),
     Event("restore/load", "restore", "scheduler, scaler, sampler and RNG are put back"),
     Event("restore/quarantine", "restore", "a damaged generation is set aside", True),
+    *(
+        Event(f"collective/{name}", "collective", meaning)
+        for name, meaning in {
+            "all_reduce": "a reduction that every rank gets",
+            "all_reduce_coalesced": "several of them in one call",
+            "broadcast": "a tensor of one rank for all",
+            "reduce": "a reduction that one rank gets",
+            "all_gather": "a tensor of every rank for all, in a list",
+            "all_gather_into_tensor": "the same, in one tensor",
+            "all_gather_into_tensor_coalesced": "several of them in one call",
+            "reduce_scatter": "a reduction of which every rank gets a part, from a list",
+            "reduce_scatter_tensor": "the same, from one tensor",
+            "reduce_scatter_tensor_coalesced": "several of them in one call",
+            "all_to_all": "a tensor from each rank to each",
+            "all_to_all_single": "the same, in one tensor",
+            "gather": "a tensor of every rank for one",
+            "scatter": "a tensor for every rank from one",
+            "barrier": "ranks wait for each other",
+            "send": "a message to one rank",
+            "recv": "a message from one rank",
+            "recv_any": "a message from any rank",
+        }.items()
+    ),
 )
 
 COMMIT_PROTOCOL = tuple(event for event in EVENTS if event.stage == "checkpoint")

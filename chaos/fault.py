@@ -39,12 +39,34 @@ ACTIONS = {
         Action("tear", "the rank's file in the newest checkpoint loses its second half", ("part",)),
         Action("flip", "one bit of the rank's file in the newest checkpoint flips", ("part",)),
         Action("remove", "the rank's file in the newest checkpoint disappears", ("part",)),
+        Action("swap", "a call is made after the next one of its kind", ("across",)),
+        Action("skip", "a call is not made, and its tensors stay as they are"),
+        Action("duplicate", "a call is made twice"),
+        Action("wrong-shape", "a call is made with half its elements"),
+        Action("wrong-dtype", "a call is made with another dtype", ("size",)),
+        Action("wrong-reduction", "a call is made with another reduction"),
+        Action("wrong-root", "a call is made with the next rank as its root"),
+        Action("wrong-group", "a call is made in another group of the rank"),
+        Action("corrupt", "one element of what a call carries changes", ("of", "to")),
+        Action("delay", "a call is made late", ("seconds", "tail")),
+        Action("drop", "a call is not made, and whoever waits for it waits for ever"),
     )
 }
-"""Every action by name; ``tear``, ``flip`` and ``remove`` damage storage, the rest the process."""
+"""Every action by name; ``tear``, ``flip`` and ``remove`` damage storage, those from ``swap`` on a
+collective or a message, the rest the process."""
 
 DAMAGE = ("tear", "flip", "remove")
+BENDING = tuple(list(ACTIONS)[list(ACTIONS).index("swap") :])
+"""Actions on a collective or a message."""
+
 PARTS = ("shard", "objects", "manifest")
+_CHOICES = {
+    "part": PARTS,
+    "size": ("same", "other"),
+    "of": ("result", "input"),
+    "to": ("bit", "nan", "inf"),
+}
+_OWN_OPTIONS = tuple(dict.fromkeys(o for action in ACTIONS.values() for o in action.options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +84,13 @@ class Fault:
         grace: seconds between the SIGTERM and the SIGKILL of ``terminate``.
         resume: seconds after which ``stop`` continues the process; never if None.
         part: which file ``tear``, ``flip`` and ``remove`` damage, one of `PARTS`.
+        group: only collectives of groups whose description, or name, matches this pattern count.
+        across: ``swap`` with the next call of another group, not of the same group and kind.
+        size: whether the other dtype of ``wrong-dtype`` has the ``same`` size or an ``other``.
+        of: whether ``corrupt`` changes the ``result`` that the rank sees, or its own ``input``.
+        to: whether ``corrupt`` flips a ``bit`` of the element or makes it ``nan`` or ``inf``.
+        seconds: how long ``delay`` lasts; with ``tail``, at least.
+        tail: exponent of a Pareto distribution from which the seed draws the delay.
     """
 
     action: str
@@ -77,6 +106,13 @@ class Fault:
     grace: float = 30.0
     resume: float | None = None
     part: str = "shard"
+    group: str | None = None
+    across: bool = False
+    size: str = "same"
+    of: str = "result"
+    to: str = "bit"
+    seconds: float = 0.3
+    tail: float | None = None
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -86,23 +122,38 @@ class Fault:
         if (self.rank is not None) + (self.node is not None) + self.everyone != 1:
             raise FaultSyntaxError(f"{self.action}: say whom: rank=N, rank=* or node=N")
         allowed = ACTIONS[self.action].options
-        for option in ("code", "grace", "resume", "part"):
+        for option in _OWN_OPTIONS:
             if option not in allowed and getattr(self, option) != _DEFAULTS[option]:
                 takes = ", ".join(allowed) or "no option of its own"
                 raise FaultSyntaxError(f"{self.action} does not take {option}=; it takes {takes}")
-        if self.part not in PARTS:
-            raise FaultSyntaxError(f"part={self.part!r}: choose one of {', '.join(PARTS)}")
+        for option, choices in _CHOICES.items():
+            if getattr(self, option) not in choices:
+                said = f"{option}={getattr(self, option)!r}"
+                raise FaultSyntaxError(f"{said}: choose one of {', '.join(choices)}")
+        self._check_collective()
         if min(self.rank or 0, self.node or 0) < 0:
             raise FaultSyntaxError(f"{self.whom}: ranks and nodes count from 0")
         if self.when not in ("before", "after"):
             raise FaultSyntaxError(f"when={self.when!r} should be 'before' or 'after'")
-        for option, seconds in (("grace", self.grace), ("resume", self.resume or 0.0)):
+        for option in ("grace", "resume", "seconds"):
+            seconds = getattr(self, option) or 0.0
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise FaultSyntaxError(f"{option}={seconds} should be a number of seconds")
         if self.nth < 1 or (self.attempt is not None and self.attempt < 1):
             raise FaultSyntaxError("nth= and attempt= count from 1")
         if not 1 <= self.code <= 255:
             raise FaultSyntaxError(f"code={self.code}: an exit code of a failure is 1 to 255")
+
+    def _check_collective(self) -> None:
+        if self.group is not None:
+            if re.search(r"[\s;]", self.group) or not self.group:
+                raise FaultSyntaxError(f"group={self.group!r} has no name, or a space or ';' in it")
+            if not self.concerns_collectives:
+                raise FaultSyntaxError(f"group= is of collectives, and at={self.at} is none")
+        if self.tail is not None and not (self.tail > 0 and math.isfinite(self.tail)):
+            raise FaultSyntaxError(f"tail={self.tail} should be a number above 0")
+        if self.action in BENDING and self.when == "after":
+            raise FaultSyntaxError(f"{self.action} bends a call, so it strikes before it")
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -135,11 +186,17 @@ class Fault:
 
     def __str__(self) -> str:
         words = [self.action, self.whom, f"at={self.at}"]
-        for name in ("nth", "when", "attempt", "persistent", "code", "grace", "resume", "part"):
+        for name in ("nth", "when", "attempt", "persistent", *_OWN_OPTIONS, "group"):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 words.append(f"{name}={_show(value)}")
         return " ".join(words)
+
+    @property
+    def concerns_collectives(self) -> bool:
+        """Whether it can strike at a collective or a message."""
+        stages = (event.stage for event in self.at.events())
+        return self.action in BENDING or "collective" in stages
 
     @property
     def whom(self) -> str:
@@ -161,6 +218,12 @@ class Fault:
         words += [f"grace{self.grace:g}"] if self.grace != _DEFAULTS["grace"] else []
         words += [f"resume{self.resume:g}"] if self.resume is not None else []
         words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
+        words += [f"in{self.group}"] if self.group is not None else []
+        for name in ("across", "size", "of", "to", "seconds", "tail"):
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                shown = f"{value:g}" if isinstance(value, float) else "" if value is True else value
+                words.append(f"{name}{shown}")
         return "-".join(words)
 
     def targets(self, *, world_size: int, ranks_per_node: int) -> tuple[int, ...]:
@@ -216,6 +279,13 @@ _READERS: dict[str, Callable[[str], object]] = {
     "grace": _seconds,
     "resume": _seconds,
     "part": str,
+    "group": str,
+    "across": _yes,
+    "size": str,
+    "of": str,
+    "to": str,
+    "seconds": _seconds,
+    "tail": _seconds,
 }
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from .damage import damage_newest
 from .errors import InjectedError
 from .exhaust import exhaust_memory
-from .fault import DAMAGE, Fault
+from .fault import BENDING, DAMAGE, Fault
 from .ledger import Ledger, Strike
 from .schedule import Schedule
 from .trace import TraceWriter
@@ -47,8 +49,17 @@ class Injector:
     """The listener of one rank in one attempt; see `seatrial.recovery.probe.listen`."""
 
     def __init__(
-        self, schedule: Schedule, position: Position, ledger: Ledger, trace: TraceWriter
+        self,
+        schedule: Schedule,
+        position: Position,
+        ledger: Ledger,
+        trace: TraceWriter,
+        *,
+        bend: Callable[[int, Fault], None] | None = None,
     ) -> None:
+        """``bend`` is told of a fault, by its index, that the next collective is for."""
+        self._bend = bend
+        self._training_step: int | None = None
         self._schedule = schedule
         self._position = position
         self._ledger = ledger
@@ -65,26 +76,34 @@ class Injector:
         step = facts.get("step")
         if isinstance(step, int):
             self._thread.step = step
+            if event == "step":
+                self._training_step = step
         self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
         # All count before one strikes: the strike may raise.
         with self._counting:
             faults = enumerate(self._schedule.faults)
-            due = [(index, f) for index, f in faults if self._is_due(index, f, event, edge)]
+            due = [(i, fault) for i, fault in faults if self._is_due(i, fault, event, edge, facts)]
         for index, fault in due:
             self._strike(index, fault, event, edge)
 
     @property
     def _step(self) -> int | None:
-        step: int | None = getattr(self._thread, "step", None)
+        # Collectives may be made by threads of autograd, which have begun no step.
+        step: int | None = getattr(self._thread, "step", self._training_step)
         return step
 
-    def _is_due(self, index: int, fault: Fault, event: str, edge: str) -> bool:
+    def _is_due(
+        self, index: int, fault: Fault, event: str, edge: str, facts: dict[str, object]
+    ) -> bool:
         if fault.when != edge or self._position.rank not in self._targets[index]:
             return False
         if fault.attempt not in (None, self._position.attempt):
             return False
         if not fault.at.matches(event, self._step):
             return False
+        if fault.group is not None and "group" in facts:
+            if not fnmatchcase(str(facts["group"]), fault.group):
+                return False
         self._counts[index] += 1
         return self._counts[index] == fault.nth
 
@@ -109,6 +128,8 @@ class Injector:
             self._trace.record(
                 "damage", fault=index, step=what.step, file=what.file, change=what.change
             )
+        elif fault.action in BENDING and self._bend is not None:
+            self._bend(index, fault)
         elif fault.action == "raise":
             raise InjectedError(f"injected by the fault '{fault}'")
         elif fault.action == "exit":

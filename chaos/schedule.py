@@ -117,6 +117,8 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
     attempts = shape.max_restarts + 1
     if fault.attempt is not None and fault.attempt > attempts:
         return f"the run has at most {attempts} attempt{'s' * (attempts > 1)}"
+    if fault.action == "wrong-group" and shape.world_size == 1:
+        return "one rank is in no group with others"
     if fault.at.name == "restore/quarantine" and not any(each.action in DAMAGE for each in faults):
         return "nothing is quarantined unless another fault damages a checkpoint"
     return _unreached(fault, faults, shape)

@@ -100,6 +100,8 @@ class CheckpointStore:
         storage_options: for a URL, what fsspec's file system takes, such as ``endpoint_url``.
         single_writer: for a URL whose storage cannot publish exactly once: nobody but this job,
             one attempt at a time, ever saves there.
+        guards: asked before every save, which they may refuse; see `seatrial.recovery.guards`. The
+            same on every rank.
     """
 
     def __init__(

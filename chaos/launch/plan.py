@@ -86,6 +86,10 @@ class AttemptPlan:
         """The trace of one rank of this attempt."""
         return trace_file(Path(self.run_directory), self.attempt, rank)
 
+    def calls_file(self, rank: int) -> Path:
+        """The log of the collectives of one rank of this attempt."""
+        return calls_file(Path(self.run_directory), self.attempt, rank)
+
     def output_file(self, rank: int) -> Path:
         """Where the standard output and error of one rank go."""
         return Path(self.directory) / f"rank{rank}.log"
@@ -103,3 +107,8 @@ class AttemptPlan:
 def trace_file(run_directory: Path, attempt: int, rank: int) -> Path:
     """The trace of one rank of one attempt of the run in ``run_directory``."""
     return run_directory / "traces" / f"attempt{attempt}-rank{rank}.jsonl"
+
+
+def calls_file(run_directory: Path, attempt: int, rank: int) -> Path:
+    """The log of collectives of one rank of one attempt; see `seatrial.recovery.collectives.log`."""
+    return run_directory / "traces" / f"attempt{attempt}-rank{rank}.calls"

@@ -23,9 +23,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from seatrial.recovery.collectives.log import CallLog
+from seatrial.recovery.collectives.observer import observe
 from seatrial.recovery.probe import listen, probe
 from seatrial.recovery.rng import seed_everything
 
+from ..collectives.bender import Bender
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
@@ -86,7 +89,13 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         store=plan.store,
         pids=directory,
     )
-    listen(Injector(Schedule.parse(plan.schedule), position, ledger, trace))
+    schedule = Schedule.parse(plan.schedule)
+    observer = observe(CallLog(plan.calls_file(rank)))
+    bender = Bender(observer, trace, seed=schedule.seed)
+    if any(fault.concerns_collectives for fault in schedule.faults):
+        # Announcing costs some tens of microseconds a call, and nobody else listens.
+        observer.announces, observer.interceptor = True, bender
+    listen(Injector(schedule, position, ledger, trace, bend=bender.arm))
     probe("start", "before")
     local_rank = rank % world.ranks_per_node
     device, backend = _choose_device(world.device, rank, world.ranks)
@@ -107,6 +116,7 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         directory=directory,
         timeout_s=plan.timeout_s,
         trace=trace,
+        observer=observer,
     )
     _load(plan.workload.entry)(context, plan.workload.arguments)
     probe("exit", "before")
