@@ -88,7 +88,10 @@ def is_abandoned(case: Case, step: Step) -> bool:
 def wrongly_published(case: Case) -> Iterator[tuple[Step, Step]]:
     """The first wrong step after a bent call, and one whose checkpoint was published after it."""
     for strike in bends(case):
-        wrong = list(_wrong_steps(case, strike))
+        expected = {step.number: step.state for step in case.reference_of(strike.attempt).steps}
+        # A wrong loss alone is in no checkpoint.
+        found = _wrong_steps(case, strike)
+        wrong = [step for step in found if step.state != expected.get(step.number)]
         for step in wrong:
             if step.number in case.trajectory.published[strike.attempt]:
                 yield wrong[0], step

@@ -77,10 +77,14 @@ class FollowedUp(ForwardingWork):
                 self._then()
 
 
+_PATIENCE_S = 2.0
+
+
 class Held(Work):
     """A call that is made when it is told to, or when somebody waits for it.
 
-    ``waited`` is called in the latter case.
+    ``waited`` is called in the latter case. Who waits for a future, as the reducer of DDP does in
+    C++, cannot be seen: where no other call comes for `_PATIENCE_S`, somebody is taken to wait.
     """
 
     def __init__(self, issue: Callable[[], Work], waited: Callable[[], None]) -> None:
@@ -89,20 +93,24 @@ class Held(Work):
         self._waited = waited
         self._made: Work | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self._lock = threading.Lock()
+        self._is_made = threading.Event()
 
-    def make(self) -> None:
+    def make(self) -> Work:
         """Make the call now, if it was not made yet."""
-        if self._made is None:
-            self._made = self._issue()
-            if self._future is not None:
-                _pass_on(self._made, self._future)
+        with self._lock:
+            if self._made is None:
+                self._made = self._issue()
+                self._is_made.set()
+                if self._future is not None:
+                    _pass_on(self._made, self._future)
+            return self._made
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if self._made is None:
             self._waited()
-            self.make()
-        assert self._made is not None
-        return self._made.wait() if timeout is None else self._made.wait(timeout)
+        made = self.make()
+        return made.wait() if timeout is None else made.wait(timeout)
 
     def is_completed(self) -> bool:
         return self._made is not None and self._made.is_completed()
@@ -112,7 +120,13 @@ class Held(Work):
             return self._made.get_future()
         if self._future is None:
             self._future = torch.futures.Future()
+            threading.Thread(target=self._make_in_the_end, daemon=True).start()
         return self._future
+
+    def _make_in_the_end(self) -> None:
+        if not self._is_made.wait(_PATIENCE_S):
+            self._waited()
+            self.make()
 
 
 def _chained(work: Work, first: Callable[[], None]) -> Any:
