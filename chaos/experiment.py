@@ -36,6 +36,7 @@ class Experiment:
             checkpoint_interval=self.checkpoint_interval,
             max_restarts=self.max_restarts,
             object_store=self.object_store,
+            topology=self.world.topology,
         )
 
     @property

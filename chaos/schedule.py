@@ -73,6 +73,7 @@ class Shape:
     checkpoint_interval: int
     max_restarts: int = 3
     object_store: bool = False
+    topology: str = ""
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""

@@ -14,6 +14,7 @@ from seatrial.chaos.events import COMMIT_PROTOCOL
 from seatrial.chaos.fault import Fault
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.verdict import Verdict
+from seatrial.recovery.topology import Topology
 
 COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "progress")
 """The state components that a control leaves out, one each."""
@@ -64,7 +65,7 @@ def bundled_trials(
             f"{shape.max_restarts}: raise --chaos-max-restarts"
         )
     trials = []
-    for name, text in _schedules(shape):
+    for name, text in [*_schedules(shape), *_of_collectives(shape, bundled=not extras)]:
         schedule = Schedule(Schedule.parse(text).faults, seed)
         skip = ""
         if shape.object_store and any(_only_in_directories(f) for f in schedule.faults):
@@ -173,3 +174,25 @@ def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:
     ):
         action, _, part = damage.partition(" ")
         yield name, f"{action} {at} {part}; kill {at} when=after"
+
+
+def _of_collectives(shape: Shape, *, bundled: bool) -> Iterator[tuple[str, str]]:
+    """Faults of collectives. What no job need have is left to those that are known to have it."""
+    interval = shape.checkpoint_interval
+    strike = 2 * interval + max(1, interval // 2)
+    other = shape.world_size - 1
+    if not other:
+        return
+    call = f"rank={other} at=step:{strike}/collective/all_reduce"
+    backward = f"rank={other} at=step:{strike}/backward"
+    is_replicated = Topology.parse(shape.topology or f"dp{other + 1}").size("dp") == other + 1
+    for action in ("skip", "duplicate", "wrong-shape", "wrong-dtype", "wrong-reduction"):
+        yield f"{action}[all_reduce]", f"{action} {call}"
+    # Another call of the rank must not be taken for it, so one that nothing else is under way with.
+    yield "drop[hang]", f"drop rank={other} at=step:{strike}/optimizer"
+    if is_replicated:
+        # In a shard that no other rank holds a copy of, nobody could notice.
+        yield "corrupt[gradient]", f"corrupt {backward}"
+    if is_replicated and bundled:
+        # Only calls that are under way together can be swapped, as DDP's buckets are.
+        yield "swap[buckets]", f"swap {call}"

@@ -18,7 +18,8 @@ class GPTConfig:
 
     ``batch`` and ``samples`` count windows over all ranks, ``warmup`` and ``decay_steps`` optimizer
     steps. ``augment`` is the probability that a window gets one random byte. ``experts`` replaces
-    every second MLP with a mixture of that many.
+    every second MLP with a mixture of that many. ``bucket_mb`` is the size of DDP's gradient buckets,
+    small enough that there are several, as in a large model.
     """
 
     width: int = 32
@@ -41,6 +42,7 @@ class GPTConfig:
     amp: bool = True
     init_scale: float = 2.0**10
     growth_interval: int = 4
+    bucket_mb: float = 0.05
 
 
 def check_topology(config: GPTConfig, topology: Topology) -> None:

@@ -41,7 +41,8 @@ class Consistency:
     """Compares the calls of all ranks that ``observer`` sees.
 
     Made by all ranks together, after ``init_process_group``. ``timeout_s`` is how long a rank waits
-    in a check for the others.
+    in a check for the others. ``explanations`` counts the checks in which the ranks had to tell each
+    other what they called.
     """
 
     name = "collectives"
@@ -52,6 +53,7 @@ class Consistency:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._factors: dict[object, tuple[int, ...]] = {}
         self._own: Any = None
+        self.explanations = 0
         if self._size > 1:
             store = distributed_c10d.PrefixStore(
                 "seatrial/collectives", distributed_c10d._get_default_store()
@@ -75,6 +77,7 @@ class Consistency:
         if not sums.any():
             self._forget_all()
             return
+        self.explanations += 1
         round_ = self._exchange.open_round("calls")
         try:
             answer = agree(

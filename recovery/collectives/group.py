@@ -174,6 +174,7 @@ class ObservedGroup(ProcessGroup):
             extra=", ".join(extra),
             site=site,
             size_bytes=sum(t.numel() * t.itemsize for t in tensors),
+            is_message=operation.is_point_to_point,
         )
         facts: dict[str, object] = {"operation": operation.name, "site": str(site)}
         words = [shapes, signature.dtypes, signature.extra]

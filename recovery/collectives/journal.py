@@ -36,14 +36,19 @@ class Signature:
     extra: str
     site: CallSite
     size_bytes: int
+    is_message: bool = False
     code: int = 0
 
     def __post_init__(self) -> None:
         self.stands_for(str(self.site))
 
     def stands_for(self, site: str) -> None:
-        """Count as a call from ``site``: what other ranks call from there corresponds to it."""
-        self.code = hash64("\0".join((*self.encode()[:4], site)))
+        """Count as a call from ``site``: what other ranks call from there corresponds to it.
+
+        A message is the same for who sends it and who receives it, wherever they do.
+        """
+        words = (self.shapes, self.dtypes, self.extra)
+        self.code = hash64("\0".join(words if self.is_message else (self.operation, *words, site)))
 
     def encode(self) -> tuple[str, str, str, str, str]:
         return self.operation, self.shapes, self.dtypes, self.extra, str(self.site)

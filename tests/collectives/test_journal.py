@@ -14,7 +14,7 @@ from seatrial.recovery.collectives.consistency import Consistency
 from seatrial.recovery.collectives.journal import UINT64, Signature, Stream
 
 
-def signature(operation: str = "all_reduce", line: int = 1) -> Signature:
+def signature(operation: str = "all_reduce", line: int = 1, message: bool = False) -> Signature:
     site = CallSite("a.py", line, "f")
     return Signature(
         index=0,
@@ -24,6 +24,7 @@ def signature(operation: str = "all_reduce", line: int = 1) -> Signature:
         extra="SUM",
         site=site,
         size_bytes=16,
+        is_message=message,
     )
 
 
@@ -108,7 +109,8 @@ def test_one_rank_that_did_nothing_leaves_a_rest() -> None:
 
 
 def test_messages_cancel_with_those_received() -> None:
-    both: list[dict[tuple[int, int], Stream]] = [{(0, 1): stream(A)}, {(0, 1): stream(A)}]
-    assert lanes([stream(), stream()], both) == [0, 0]
-    odd: list[dict[tuple[int, int], Stream]] = [{(0, 1): stream(A)}, {(0, 1): stream(B)}]
+    sent = stream(signature("send", 3, message=True))
+    received = stream(signature("recv", 4, message=True))
+    assert lanes([stream(), stream()], [{(0, 1): sent}, {(0, 1): received}]) == [0, 0]
+    odd: list[dict[tuple[int, int], Stream]] = [{(0, 1): sent}, {(0, 1): stream(B)}]
     assert 0 not in lanes([stream(), stream()], odd)

@@ -120,7 +120,9 @@ def steps(context: RankContext, arguments: Arguments) -> None:
         except CollectiveMismatchError as error:
             context.trace.record("mismatch", step=step, said=str(error))
             raise
-        context.trace.record("result", step=step, values=result)
+        context.trace.record(
+            "result", step=step, values=result, explanations=consistency.explanations
+        )
 
 
 def two_lines(context: RankContext) -> Any:
