@@ -218,7 +218,7 @@ class Fault:
         words += [f"grace{self.grace:g}"] if self.grace != _DEFAULTS["grace"] else []
         words += [f"resume{self.resume:g}"] if self.resume is not None else []
         words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
-        words += [f"in{self.group}"] if self.group is not None else []
+        words += [re.sub(r"\W+", "_", f"in{self.group}")] if self.group is not None else []
         for name in ("across", "size", "of", "to", "seconds", "tail"):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:

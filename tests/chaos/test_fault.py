@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from seatrial.chaos.errors import FaultSyntaxError
 from seatrial.chaos.events import EVENTS, At
-from seatrial.chaos.fault import ACTIONS, PARTS, Fault
+from seatrial.chaos.fault import ACTIONS, BENDING, PARTS, Fault
 
 _NAMES = [event.name for event in EVENTS]
-_PATTERNS = ["*", "checkpoint/*", "checkpoint/manifest/*", "restore/*", "*/fsync", "st[ae]*"]
+_PATTERNS = ["*", "checkpoint/*", "checkpoint/manifest/*", "restore/*", "*/fsync", "st[ae]*", "collective/*"]
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 
 ats = st.builds(At, st.sampled_from(_NAMES + _PATTERNS), st.none() | st.integers(0, 10**6))
@@ -37,13 +37,23 @@ def faults(draw: st.DrawFn) -> Fault:
         "grace": _SECONDS,
         "resume": st.none() | _SECONDS,
         "part": st.sampled_from(PARTS),
+        "across": st.booleans(),
+        "size": st.sampled_from(["same", "other"]),
+        "of": st.sampled_from(["result", "input"]),
+        "to": st.sampled_from(["bit", "nan", "inf"]),
+        "seconds": _SECONDS,
+        "tail": st.none() | st.floats(min_value=0.01, max_value=100),
     }
     own = {name: draw(options[name]) for name in ACTIONS[action].options}
+    at = draw(ats)
+    bends = action in BENDING
+    if bends or any(event.stage == "collective" for event in at.events()):
+        own["group"] = draw(st.none() | st.sampled_from(["mesh_tp", "default_pg", "*", "mesh_[dp]p"]))
     return Fault(
         action=action,
-        at=draw(ats),
+        at=at,
         nth=draw(st.integers(1, 10**6)),
-        when=draw(st.sampled_from(["before", "after"])),
+        when="before" if bends else draw(st.sampled_from(["before", "after"])),
         attempt=draw(st.none() | st.integers(1, 100)),
         persistent=draw(st.booleans()),
         **values,
@@ -200,3 +210,27 @@ def test_a_selector_matches_names_and_steps(
 )
 def test_a_label_reads_like_the_fault(text: str, label: str) -> None:
     assert Fault.parse(text).label == label
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("swap rank=1 at=backward when=after", "strikes before it"),
+        ("kill rank=1 at=backward group=mesh_tp", "group= is of collectives"),
+        ("kill rank=1 at=collective/* group=", "has no name"),
+        ("corrupt rank=1 at=collective/* to=zero", "choose one of bit, nan, inf"),
+        ("wrong-dtype rank=1 at=collective/* size=half", "choose one of same, other"),
+        ("delay rank=1 at=collective/* tail=0", "a number above 0"),
+        ("skip rank=1 at=collective/* seconds=1", "skip does not take seconds="),
+        ("skip rank=1 at=collective/allreduce", "names no event"),
+    ],
+)
+def test_a_fault_of_a_collective_that_makes_no_sense_is_refused(text: str, says: str) -> None:
+    with pytest.raises(FaultSyntaxError, match=says):
+        Fault.parse(text)
+
+
+def test_only_faults_of_collectives_concern_them() -> None:
+    concerned = ["skip rank=0 at=backward", "kill rank=0 at=collective/send", "kill rank=0 at=*"]
+    assert all(Fault.parse(text).concerns_collectives for text in concerned)
+    assert not Fault.parse("kill rank=0 at=backward").concerns_collectives
