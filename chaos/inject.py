@@ -101,9 +101,9 @@ class Injector:
             return False
         if not fault.at.matches(event, self._step):
             return False
-        if fault.group is not None and "group" in facts:
-            if not fnmatchcase(str(facts["group"]), fault.group):
-                return False
+        group = facts.get("group")
+        if None not in (group, fault.group) and not fnmatchcase(str(group), str(fault.group)):
+            return False
         self._counts[index] += 1
         return self._counts[index] == fault.nth
 

@@ -35,7 +35,7 @@ class Guard(Protocol):
         """On the coordinator: the answer to all ranks, from their testimonies in rank order."""
 
     def conclude(self, answer: Any) -> None:
-        """On every rank: take the answer; a `RecoveryError` refuses the save, on all ranks alike."""
+        """On every rank: take the answer; a `RecoveryError` refuses the save on all alike."""
 
 
 def ask(

@@ -1,11 +1,11 @@
 """Whether the ranks that should hold equal copies of a tensor do: silent corruption, by name.
 
 Guarantees: parameters and optimizer state of which several ranks hold the same region, by data
-parallelism or any other, are compared bitwise before a checkpoint is published. Of three or more
-copies the odd ones are named; of two that differ both are, for there is no telling which is wrong.
+parallelism or any other, are compared bitwise before a checkpoint is published. Of three copies or
+more the odd ones are named; of two that differ both, for there is no telling which is wrong.
 
 Does not: see a wrong value that all copies have alike, as when a rank's gradient was wrong before
-it was reduced; or look at buffers, which a rank may rightly have of its own (statistics of a batch).
+it was reduced; or look at buffers, which a rank may rightly have of its own, such as statistics.
 
 One pass over the rank's state for each save, and 16 bytes for each of its tensors in one message.
 Costs nothing between saves. Copies that are computed by each rank, not sent, are equal only where

@@ -12,8 +12,8 @@ Guarantees: a kill at any moment leaves the step published and whole, or not pub
 exception on any rank is raised on all. What the manifest names is durable before the manifest is
 visible. A coordinator that was taken for dead cannot publish into a directory that was collected.
 
-Does not: compare the bits of replicas, unless a guard does. Every rank saves the same steps in the same order. For the
-events see `seatrial.recovery.store`, which calls this.
+Does not: compare the bits of replicas, unless a guard does. Every rank saves the same steps in the
+same order. For the events see `seatrial.recovery.store`, which calls this.
 """
 
 from __future__ import annotations

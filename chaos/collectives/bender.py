@@ -1,4 +1,4 @@
-"""Stands in for the calls of one rank: makes them as they are, or bends the one that a fault is for.
+"""Stands in for the calls of one rank: makes them as they are, or bends the one a fault is for.
 
 Guarantees: a fault is armed by the injector when its event comes, in the rank's own counting, and
 bends the next call, which is that event's own call if the event is a collective. What was done, or
@@ -82,9 +82,7 @@ class Bender:
                 self._record(call, index, fault, what)
                 held.make()
 
-    def _record(
-        self, call: Call, index: int, fault: Fault, what: str, *, unable: str = ""
-    ) -> None:
+    def _record(self, call: Call, index: int, fault: Fault, what: str, *, unable: str = "") -> None:
         self._trace.record(
             "bent",
             fault=index,

@@ -115,7 +115,11 @@ def wrong_dtype(bend: Bend) -> Work:
     work = replace(bend.call, arguments=arguments).issue()
     if bend.fault.size == "same" or bend.name == "send":
         return work
-    return FollowedUp(work, lambda: tensor.detach().copy_(other) and None)
+
+    def put_back() -> None:
+        tensor.detach().copy_(other)
+
+    return FollowedUp(work, put_back)
 
 
 def wrong_reduction(bend: Bend) -> Work:

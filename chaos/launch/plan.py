@@ -110,5 +110,5 @@ def trace_file(run_directory: Path, attempt: int, rank: int) -> Path:
 
 
 def calls_file(run_directory: Path, attempt: int, rank: int) -> Path:
-    """The log of collectives of one rank of one attempt; see `seatrial.recovery.collectives.log`."""
+    """The log of one rank's collectives; see `seatrial.recovery.collectives.log`."""
     return run_directory / "traces" / f"attempt{attempt}-rank{rank}.calls"

@@ -18,8 +18,8 @@ class GPTConfig:
 
     ``batch`` and ``samples`` count windows over all ranks, ``warmup`` and ``decay_steps`` optimizer
     steps. ``augment`` is the probability that a window gets one random byte. ``experts`` replaces
-    every second MLP with a mixture of that many. ``bucket_mb`` is the size of DDP's gradient buckets,
-    small enough that there are several, as in a large model.
+    every second MLP with a mixture of that many. ``bucket_mb`` is the size of DDP's gradient
+    buckets, small enough that there are several, as in a large model.
     """
 
     width: int = 32

@@ -2,9 +2,9 @@
 
 This is the entry that every rank runs. It guarantees that the state is fingerprinted after the
 restore and after every step, that a checkpoint follows every ``interval`` steps and the last one,
-and that a SIGTERM on any rank makes all ranks save at the same step and leave with `PREEMPTED`. Before
-a step counts, and again before a save, the ranks compare which collectives they called; before a
-save also their copies of the state.
+and that a SIGTERM on any rank makes all ranks save at the same step and leave with `PREEMPTED`.
+Before a step counts, and again before a save, the ranks compare which collectives they called;
+before a save also their copies of the state.
 """
 
 from __future__ import annotations

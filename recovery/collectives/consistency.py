@@ -41,8 +41,8 @@ class Consistency:
     """Compares the calls of all ranks that ``observer`` sees.
 
     Made by all ranks together, after ``init_process_group``. ``timeout_s`` is how long a rank waits
-    in a check for the others. ``explanations`` counts the checks in which the ranks had to tell each
-    other what they called.
+    in a check for the others. ``explanations`` counts the checks in which the ranks had to tell
+    each other what they called.
     """
 
     name = "collectives"
@@ -59,9 +59,7 @@ class Consistency:
                 "seatrial/collectives", distributed_c10d._get_default_store()
             )
             timeout = timedelta(seconds=timeout_s)
-            self._own = dist.ProcessGroupGloo(  # type: ignore[attr-defined]
-                store, self._rank, self._size, timeout
-            )
+            self._own = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
 
     def check(self, step: int) -> None:
         """Compare the calls since the last agreement; all ranks call it at the end of ``step``.
@@ -102,8 +100,7 @@ class Consistency:
                 if len(group.ranks) > 1
             },
             "pairs": {
-                f"{_key(group)} {pair}": _facts(group, stream)
-                | {"sends": pair[0] == group.rank()}
+                f"{_key(group)} {pair}": _facts(group, stream) | {"sends": pair[0] == group.rank()}
                 for group in self._observer.groups
                 for pair, stream in group.pairs.items()
                 if min(pair) >= 0 and not group.hears_anyone
@@ -127,10 +124,13 @@ class Consistency:
             for signature in group.signatures() if stands_for else ():
                 if (other := stands_for.get(str(signature.site))) is not None:
                     signature.stands_for(other)
-            group.collectives.agreed(answer["agreed"].get(key, 0))
-            for pair, stream in group.pairs.items():
-                unknown = len(stream.recent) if group.hears_anyone else 0
-                stream.agreed(answer["agreed"].get(f"{key} {pair}", unknown))
+            streams = {key: group.collectives}
+            streams |= {f"{key} {pair}": stream for pair, stream in group.pairs.items()}
+            for name, stream in streams.items():
+                if name in answer["agreed"]:
+                    stream.agreed(answer["agreed"][name])
+                elif group.hears_anyone and name != key:
+                    stream.agreed(len(stream.recent))  # whom it concerns cannot be told
 
     def _fingerprints(self) -> list[int]:
         lanes = [0] * _LANES
@@ -205,12 +205,14 @@ def _judge(testimonies: Sequence[Any]) -> dict[str, Any]:
         aliases = compare_all(testimonies)
     except CollectiveMismatchError as error:
         return {"mismatch": str(error), "aliases": [], "agreed": {}}
-    counts: dict[str, list[int]] = {}
-    members: dict[str, int] = {}
+    streams: dict[str, list[Mapping[str, Any]]] = {}
     for testimony in testimonies:
         for key, facts in (testimony["collectives"] | testimony["pairs"]).items():
-            counts.setdefault(key, []).append(len(facts["calls"]))
-            members[key] = facts["members"]
-    # A stream that some member has not begun yet has not been compared.
-    agreed = {key: min(calls) for key, calls in counts.items() if len(calls) == members[key]}
+            streams.setdefault(key, []).append(facts)
+    agreed = {
+        key: min(len(each["calls"]) for each in facts)
+        for key, facts in streams.items()
+        # What some member has not begun yet has not been compared, nor what is not kept.
+        if len(facts) == facts[0]["members"] and len({each["older"] for each in facts}) == 1
+    }
     return {"mismatch": "", "aliases": aliases, "agreed": agreed}

@@ -60,7 +60,7 @@ class ObservedGroup(ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         # The constructor with a store makes no object that C++ would find the overrides of.
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._store = store
         self._native = ProcessGroup(store, rank, size)
         self._is_timed = False
@@ -195,8 +195,8 @@ class ObservedGroup(ProcessGroup):
         self._native._set_default_backend(kind)
 
     def _set_group_name(self, name: str) -> None:
-        super()._set_group_name(name)
-        self._native._set_group_name(name)
+        super()._set_group_name(name)  # type: ignore[arg-type]
+        self._native._set_group_name(name)  # type: ignore[arg-type]
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)

@@ -81,7 +81,7 @@ class Stream:
         return self.count
 
     def fingerprint(self) -> int:
-        """Of all calls since the last agreement, below 2^64; ``taken`` says how many recent ones."""
+        """Of all calls since the last agreement, below 2^64; ``taken`` recent ones are in it."""
         value = self.base
         # Another thread may add calls meanwhile.
         self.taken = len(self.recent)

@@ -1,10 +1,10 @@
 """Comparing what the ranks of a group called: the first call in which they differ, as a sentence.
 
-Guarantees: only what all ranks of a group must do alike is compared. Calls of one group are compared
-with each other, never the order of calls of different groups; a message is compared with the one
-that the peer expects. Lines of the program may differ where the ranks take different branches:
-two places are found to be in each other's stead only if each rank keeps to its own. If both ranks
-call from both places, but at different times, they are out of order.
+Guarantees: only what all ranks of a group must do alike is compared. Calls of one group are
+compared with each other, never the order of calls of different groups; a message is compared with
+the one that the peer expects. Lines of the program may differ where the ranks take different
+branches: two places are found to be in each other's stead only if each rank keeps to its own. If
+both ranks call from both places, but at different times, they are out of order.
 
 The words are those of PyTorch's flight recorder (`MatchState` in
 ``torch/distributed/flight_recorder/components/types.py``); it has none for calls that differ in
@@ -50,11 +50,6 @@ class Calls:
     unsettled: bool
     sites: frozenset[str]
 
-    @property
-    def number_of_first(self) -> int:
-        """The sequence number of the first call since the last agreement."""
-        return self.sequence - len(self.calls) - self.older + 1
-
 
 def compare_collectives(group: str, name: str, streams: Sequence[Calls]) -> list[Alias]:
     """Compare the collectives of all ranks of a group; the places that stand for each other.
@@ -63,27 +58,23 @@ def compare_collectives(group: str, name: str, streams: Sequence[Calls]) -> list
         CollectiveMismatchError: with the first call in which two ranks differ.
     """
     aliases: dict[str, str] = {}
-    first = max(each.older for each in streams)
-    shared = min(each.older + len(each.calls) for each in streams)
+    if len({(each.older, each.base) for each in streams}) > 1:
+        raise CollectiveMismatchError(_undecided(name, streams))
+    shared = min(len(each.calls) for each in streams)
     one = streams[0]
-    if len({(each.older, each.base) for each in streams if each.older}) > 1:
-        raise CollectiveMismatchError(
-            f"{UNDECIDED} in group {name}: the ranks differ in one of the first {first} calls since "
-            "they were last compared, which are not kept; compare more often"
-        )
-    for position in range(first, shared):
-        ours = one.calls[position - one.older]
+    for position in range(shared):
+        ours = one.calls[position]
         for other in streams[1:]:
-            theirs = other.calls[position - other.older]
+            theirs = other.calls[position]
             if tuple(ours) == tuple(theirs):
                 continue
             state = _state(ours, theirs, one.sites, other.sites)
             if state is None:
                 aliases[theirs[4]] = _end(aliases, ours[4])
                 continue
-            number = one.number_of_first + position
+            number = one.sequence - len(one.calls) + position + 1
             raise CollectiveMismatchError(_sentence(state, name, number, position, streams))
-    if len({each.older + len(each.calls) for each in streams}) > 1:
+    if len({len(each.calls) for each in streams}) > 1:
         _require_settled(name, shared, streams)
     return [(group, site, other) for site, other in aliases.items() if site != other]
 
@@ -104,27 +95,32 @@ def _state(
     return ORDER if ours[4] in their_sites or theirs[4] in our_sites else None
 
 
-def _sentence(
-    state: str, name: str, number: int, position: int, streams: Sequence[Calls]
-) -> str:
+def _sentence(state: str, name: str, number: int, position: int, streams: Sequence[Calls]) -> str:
     by_call: dict[tuple[str, ...], list[int]] = {}
     for each in streams:
-        entry = tuple(each.calls[position - each.older])
+        entry = tuple(each.calls[position])
         by_call.setdefault(entry, []).append(each.rank)
     said = "; ".join(f"{_ranks(ranks)} called {show(entry)}" for entry, ranks in by_call.items())
     return f"{state} in group {name}, call {number}: {said}"
 
 
+def _undecided(name: str, streams: Sequence[Calls]) -> str:
+    older = max(each.older for each in streams)
+    return (
+        f"{UNDECIDED} in group {name}: the ranks differ in one of the first {older} calls since "
+        "they were last compared, which are not kept; compare more often"
+    )
+
+
 def _require_settled(name: str, shared: int, streams: Sequence[Calls]) -> None:
-    behind = [each for each in streams if each.older + len(each.calls) == shared]
-    ahead = next(each for each in streams if each.older + len(each.calls) > shared)
-    if any(each.unsettled for each in streams) or shared < ahead.older:
+    if any(each.unsettled for each in streams):
         return
-    missed = ahead.calls[shared - ahead.older]
-    number = ahead.number_of_first + shared
+    behind = [each.rank for each in streams if len(each.calls) == shared]
+    ahead = next(each for each in streams if len(each.calls) > shared)
+    number = ahead.sequence - len(ahead.calls) + shared + 1
     raise CollectiveMismatchError(
-        f"{MISSING} in group {name}, call {number}: rank {ahead.rank} called {show(missed)}, "
-        f"{_ranks([each.rank for each in behind])} did not"
+        f"{MISSING} in group {name}, call {number}: rank {ahead.rank} called "
+        f"{show(ahead.calls[shared])}, {_ranks(behind)} did not"
     )
 
 
@@ -136,13 +132,14 @@ def compare_messages(name: str, sent: Calls, received: Calls) -> None:
     Raises:
         CollectiveMismatchError: with the first message of which they think differently.
     """
-    first = max(sent.older, received.older)
-    shared = min(sent.older + len(sent.calls), received.older + len(received.calls))
-    for position in range(first, shared):
-        there, here = sent.calls[position - sent.older], received.calls[position - received.older]
+    if sent.older != received.older:
+        return  # some thousand are on their way; they are compared when both sides have them
+    if sent.base != received.base:
+        raise CollectiveMismatchError(_undecided(name, (sent, received)))
+    for position, (there, here) in enumerate(zip(sent.calls, received.calls, strict=False)):
         for index, state in ((1, SIZE), (2, DTYPE), (3, SIZE)):
             if there[index] != here[index]:
-                number = sent.number_of_first + position
+                number = sent.sequence - len(sent.calls) + position + 1
                 raise CollectiveMismatchError(
                     f"{state} in group {name}, message {number} from rank {sent.rank} to rank "
                     f"{received.rank}: rank {sent.rank} called {show(there)}; "

@@ -89,7 +89,12 @@ class Observer:
         distributed_c10d._new_process_group_helper = self._make_observed_group
 
     def _make_observed_group(
-        self, group_size: int, group_rank: int, global_ranks_in_group: list[int], *rest: Any, **more: Any
+        self,
+        group_size: int,
+        group_rank: int,
+        global_ranks_in_group: list[int],
+        *rest: Any,
+        **more: Any,
     ) -> Any:
         backend = str(rest[0] if rest else more.get("backend"))
         if any(name in backend for name in distributed_c10d.Backend._plugins):

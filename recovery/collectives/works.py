@@ -47,7 +47,7 @@ class ForwardingWork(Work):
         self.inner.synchronize()
 
     def block_current_stream(self) -> None:
-        self.inner.block_current_stream()  # type: ignore[attr-defined]
+        self.inner.block_current_stream()
 
     def source_rank(self) -> int:
         return self.inner.source_rank()

@@ -14,7 +14,15 @@ from seatrial.chaos.events import EVENTS, At
 from seatrial.chaos.fault import ACTIONS, BENDING, PARTS, Fault
 
 _NAMES = [event.name for event in EVENTS]
-_PATTERNS = ["*", "checkpoint/*", "checkpoint/manifest/*", "restore/*", "*/fsync", "st[ae]*", "collective/*"]
+_PATTERNS = [
+    "*",
+    "checkpoint/*",
+    "checkpoint/manifest/*",
+    "restore/*",
+    "*/fsync",
+    "st[ae]*",
+    "collective/*",
+]
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 
 ats = st.builds(At, st.sampled_from(_NAMES + _PATTERNS), st.none() | st.integers(0, 10**6))
@@ -48,7 +56,9 @@ def faults(draw: st.DrawFn) -> Fault:
     at = draw(ats)
     bends = action in BENDING
     if bends or any(event.stage == "collective" for event in at.events()):
-        own["group"] = draw(st.none() | st.sampled_from(["mesh_tp", "default_pg", "*", "mesh_[dp]p"]))
+        own["group"] = draw(
+            st.none() | st.sampled_from(["mesh_tp", "default_pg", "*", "mesh_[dp]p"])
+        )
     return Fault(
         action=action,
         at=at,

@@ -1,4 +1,4 @@
-"""The log of calls: what is written survives, the newest are kept, and reading takes what is there."""
+"""The log of calls: what is written survives, the newest are kept, what is there is read."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_equal_calls_are_no_difference() -> None:
     ],
 )
 def test_a_difference_has_the_flight_recorder_s_word(one: Entry, other: Entry, state: str) -> None:
-    with pytest.raises(CollectiveMismatchError, match=f"^{state} in group dp, call 2"):
+    with pytest.raises(CollectiveMismatchError, match=rf"^{state} in group dp, call 2"):
         compare([SUM, one], [SUM, other])
 
 
@@ -79,13 +79,13 @@ def test_the_ranks_and_both_calls_are_named() -> None:
 
 
 def test_equal_calls_from_two_lines_in_another_order_are_out_of_order() -> None:
-    with pytest.raises(CollectiveMismatchError, match="^COLLECTIVE_ORDER_MISMATCH .*, call 1"):
+    with pytest.raises(CollectiveMismatchError, match=r"^COLLECTIVE_ORDER_MISMATCH .*, call 1"):
         compare([SUM, ELSEWHERE], [ELSEWHERE, SUM])
 
 
 def test_a_line_that_the_other_rank_calls_from_at_other_times_is_out_of_order() -> None:
     streams = [stream(0, [SUM], sites=[ELSEWHERE[4]]), stream(1, [ELSEWHERE])]
-    with pytest.raises(CollectiveMismatchError, match="^COLLECTIVE_ORDER_MISMATCH"):
+    with pytest.raises(CollectiveMismatchError, match=r"^COLLECTIVE_ORDER_MISMATCH"):
         compare_collectives("key", "dp", streams)
 
 
@@ -114,13 +114,13 @@ def test_a_background_thread_may_be_ahead() -> None:
 
 def test_a_background_thread_may_not_differ() -> None:
     streams = [stream(0, [BROADCAST, BROADCAST]), stream(1, [SUM], unsettled=True)]
-    with pytest.raises(CollectiveMismatchError, match="^COLLECTIVE_TYPE_MISMATCH"):
+    with pytest.raises(CollectiveMismatchError, match=r"^COLLECTIVE_TYPE_MISMATCH"):
         compare_collectives("key", "dp", streams)
 
 
 def test_calls_that_are_no_longer_kept_may_not_differ() -> None:
     streams = [stream(0, [SUM], older=9, base=1), stream(1, [SUM], older=9, base=2)]
-    with pytest.raises(CollectiveMismatchError, match="^UNDECIDED"):
+    with pytest.raises(CollectiveMismatchError, match=r"^UNDECIDED"):
         compare_collectives("key", "dp", streams)
 
 

@@ -1,4 +1,4 @@
-"""The table of operations against torch's own group, and against the events that faults wait for."""
+"""The table of operations against torch's own group, and the events that faults wait for."""
 
 from __future__ import annotations
 

@@ -145,13 +145,12 @@ def branches(context: RankContext) -> Any:
 
     def step(number: int) -> list[float]:
         tensor = torch.full((4,), float(number))
-        for turn in range(2):
-            if context.rank == 0:
+        if context.rank == 0:
+            for _ in range(2):
                 dist.broadcast(tensor, 0)
-            elif turn == 0:
-                dist.broadcast(tensor, 0)
-            else:
-                dist.broadcast(tensor, 0)
+        else:
+            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, 0)
         return tensor.tolist()
 
     return step

@@ -142,7 +142,10 @@ def test_buffers_may_differ(run_threads: RunThreads, tmp_path: Path) -> None:
 def test_a_tensor_that_one_rank_alone_holds_has_no_copies(
     run_threads: RunThreads, tmp_path: Path
 ) -> None:
-    states = [state(0, **{"optimizer/a": torch.ones(2)}), state(1, **{"optimizer/b": torch.ones(3)})]
+    states = [
+        state(0, **{"optimizer/a": torch.ones(2)}),
+        state(1, **{"optimizer/b": torch.ones(3)}),
+    ]
     assert saved(run_threads, tmp_path, states, replicas) == [5, 5]
 
 
