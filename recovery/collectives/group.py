@@ -111,7 +111,6 @@ class ObservedGroup(ProcessGroup):
         began = time.monotonic()
         slot = log.begin(began, self.index, signature.index, sequence)
         work = make(*arguments, **named)
-        log.is_under_way(slot)
         return TimedWork(work, log, slot, began) if self._is_timed else work
 
     def _between(self, operation: Operation, arguments: Sequence[Any]) -> Stream:

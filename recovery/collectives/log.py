@@ -26,8 +26,8 @@ _RECORD = struct.Struct("<QdQIIfI")
 _OUTCOME = struct.Struct("<fI")
 _OUTCOME_AT = _RECORD.size - _OUTCOME.size
 
-BEGUN, UNDER_WAY, DONE = range(3)
-_STATES = ("not yet handed to the backend", "under way", "done")
+UNDER_WAY, DONE = range(2)
+_STATES = ("under way", "done")
 
 
 class CallLog:
@@ -54,10 +54,6 @@ class CallLog:
         slot = _HEADER.size + number % self._capacity * _RECORD.size
         _RECORD.pack_into(self._map, slot, number, t, sequence, group, call, 0.0, 0)
         return slot
-
-    def is_under_way(self, slot: int) -> None:
-        """The call was handed to the backend."""
-        _OUTCOME.pack_into(self._map, slot + _OUTCOME_AT, 0.0, UNDER_WAY)
 
     def is_done(self, slot: int, seconds: float) -> None:
         """Somebody waited for the call, and it was done after ``seconds``."""

@@ -165,13 +165,11 @@ OPERATIONS = (
 def reduction_of(operation: Operation, arguments: Arguments) -> int:
     """The reduction as torch numbers it, 0 (a sum) where the call does not say."""
     # The hash of a ReduceOp is its number; its attribute ``op`` takes ten times as long.
-    index = operation.options + (operation.name == "reduce")
-    for value in arguments[operation.options : index + 1]:
-        if isinstance(value, ReduceOp):
-            return hash(value)
-        if hasattr(value, "reduceOp"):
-            return hash(value.reduceOp)
-    return 0
+    try:
+        return hash(arguments[operation.options].reduceOp)
+    except (AttributeError, IndexError):
+        given = (value for value in arguments[operation.options :] if isinstance(value, ReduceOp))
+        return hash(next(given, ReduceOp(ReduceOp.SUM)))
 
 
 def root_of(operation: Operation, arguments: Arguments) -> int:

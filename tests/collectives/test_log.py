@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.recovery.collectives.log import BEGUN, DONE, UNDER_WAY, CallLog, read_calls
+from seatrial.recovery.collectives.log import DONE, UNDER_WAY, CallLog, read_calls
 
 
 @pytest.fixture
@@ -27,15 +27,13 @@ def test_a_call_is_there_from_its_beginning(path: Path) -> None:
     log = named(path)
     slot = log.begin(2.5, 0, 5, 7)
     (call,) = read_calls(path)
-    assert (call.number, call.t, call.sequence, call.state) == (1, 2.5, 7, BEGUN)
+    assert (call.number, call.t, call.sequence, call.state) == (1, 2.5, 7, UNDER_WAY)
     assert (call.group, call.ranks, call.operation, call.size_bytes) == (
         "dp",
         (0, 3),
         "all_reduce",
         16,
     )
-    log.is_under_way(slot)
-    assert read_calls(path)[0].state == UNDER_WAY
     assert read_calls(path)[0].seconds is None
     log.is_done(slot, 0.25)
     assert read_calls(path)[0].state == DONE
@@ -55,12 +53,12 @@ def test_a_killed_process_leaves_its_last_call(path: Path) -> None:
     child = os.fork()
     if child == 0:
         log = named(path)
-        log.is_under_way(log.begin(1.0, 0, 5, 1))
+        log.begin(1.0, 0, 5, 1)
         log.begin(2.0, 0, 5, 2)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert str(read_calls(path)[-1]) == (
-        "all_reduce #2 of group dp (4) at a.py:1 in f, not yet handed to the backend"
+        "all_reduce #2 of group dp (4) at a.py:1 in f, under way"
     )
 
 
