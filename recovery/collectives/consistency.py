@@ -66,7 +66,8 @@ class Consistency:
 
         Raises:
             CollectiveMismatchError: on all ranks: the first call in which two of them differ.
-            CheckpointError: the other ranks could not be reached.
+            RuntimeError: of gloo; a rank is gone or does not come.
+            CheckpointError: the other ranks could not tell what they called.
         """
         if self._own is None:
             return

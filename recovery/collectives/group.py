@@ -74,6 +74,8 @@ class ObservedGroup(ProcessGroup):
     def belongs_to(self, ranks: Sequence[int]) -> None:
         """Torch has made the group, with its name and all that."""
         self.ranks = tuple(ranks)
+        if self.bound_device_id is not None:
+            self._native.bound_device_id = self.bound_device_id
         devices = {device.type for device in self._device_types}
         self._is_timed = "cuda" not in devices or self._get_backend_name() == "gloo"
         self.observer.log_name("group", self.index, name=self.label, ranks=self.ranks)

@@ -12,6 +12,7 @@ Does not: wait for anything, or change what a call does; an ``interceptor``, if 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -33,12 +34,19 @@ class Observer:
 
     def __init__(self, log: CallLog | None) -> None:
         self.log = log
-        self.groups: list[ObservedGroup] = []
+        # A group that is destroyed takes its connections with it, unless somebody holds it.
+        self._groups: list[weakref.ref[ObservedGroup]] = []
         self.attends = False
         self._interceptor: Interceptor | None = None
         self._announces = False
         self._indices = {"group": itertools.count(), "call": itertools.count()}
         self._make_group = distributed_c10d._new_process_group_helper
+
+    @property
+    def groups(self) -> list[ObservedGroup]:
+        """The groups that this rank is in, oldest first."""
+        found = (reference() for reference in list(self._groups))
+        return [group for group in found if group is not None]
 
     @property
     def announces(self) -> bool:
@@ -109,7 +117,7 @@ class Observer:
         if isinstance(made[0], ObservedGroup):
             # An empty list stands for all ranks.
             made[0].belongs_to(global_ranks_in_group or range(group_size))
-            self.groups.append(made[0])
+            self._groups.append(weakref.ref(made[0], self._groups.remove))
         return made
 
 

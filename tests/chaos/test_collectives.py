@@ -89,6 +89,11 @@ def test_the_backend_keeps_its_name(seeing: Run) -> None:
     assert records(seeing, "backend")[0]["name"] == "gloo"
 
 
+def test_a_group_that_was_destroyed_is_forgotten(supervise_program: Callable[..., Run]) -> None:
+    run = supervise_program("remade_groups", module=ENTRY)
+    assert records(run, "known")[0]["names"] == ["default_pg"]
+
+
 def test_the_log_has_what_was_called_and_from_where(seeing: Run) -> None:
     call = read_calls(calls_file(seeing.directory, 1, 0))[0]
     assert (call.operation, call.group, call.ranks) == ("all_reduce", "default_pg", (0, 1))

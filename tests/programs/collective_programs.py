@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from typing import Any
 
@@ -231,3 +232,15 @@ def one_of_each(context: RankContext) -> Any:
         return tensor.tolist()
 
     return step
+
+
+def remade_groups(context: RankContext, arguments: Arguments) -> None:
+    """Groups that are made, used and destroyed: how many are still known, and with which names."""
+    assert context.observer is not None
+    for turn in range(3):
+        group = dist.new_group([0, 1], group_desc=f"turn{turn}")
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+        del group
+    gc.collect()
+    context.trace.record("known", names=[group.label for group in context.observer.groups])
