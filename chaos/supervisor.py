@@ -29,6 +29,7 @@ from .ledger import Ledger, Strike
 from .litter import files_left, segments, segments_left
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
+from .stacks import ask_for_stacks
 from .trace import Record, read_last, read_trace
 
 PREEMPTED = 75
@@ -122,6 +123,7 @@ def _attempt(
     watch = _Watch(plan, launcher, assignment.limits, progress)
     ending = watch.until_it_ends(began + assignment.limits.total_s)
     ended = time.monotonic()
+    stacks = ask_for_stacks(plan, launcher) if ending == "hung" else ()
     strays = launcher.stop()
     culprit = watch.culprit()
     calls = read_all({rank: plan.calls_file(rank) for rank in range(plan.world.ranks)})
@@ -140,6 +142,7 @@ def _attempt(
         store=assignment.inspect(assignment.store),
         ranks=plan.world.ranks,
         calls=tuple(last_calls(calls)) if ending != "completed" else (),
+        stacks=stacks,
     )
 
 

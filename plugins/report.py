@@ -50,7 +50,7 @@ def failure_report(
     for attempt in trial.run.attempts:
         cause = f", {attempt.cause}" if attempt.cause else ""
         lines.append(f"attempt {attempt.number}: {attempt.ending}{cause}")
-        lines += [f"    {line}" for line in attempt.calls]
+        lines += [f"    {line}" for line in (*attempt.calls, *attempt.stacks)]
     lines += [f"note:     {note}" for note in trial.judgement.notes]
     last = next((each for each in reversed(trial.run.attempts) if each.output), None)
     if last is not None:

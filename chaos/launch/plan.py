@@ -90,6 +90,10 @@ class AttemptPlan:
         """The log of the collectives of one rank of this attempt."""
         return calls_file(Path(self.run_directory), self.attempt, rank)
 
+    def stacks_file(self, rank: int) -> Path:
+        """Where one rank writes its stacks when it is asked for them."""
+        return Path(self.directory) / f"rank{rank}.stacks"
+
     def output_file(self, rank: int) -> Path:
         """Where the standard output and error of one rank go."""
         return Path(self.directory) / f"rank{rank}.log"

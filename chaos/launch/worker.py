@@ -33,6 +33,7 @@ from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
 from ..schedule import Schedule
+from ..stacks import answer_with_stacks
 from ..trace import TraceWriter
 from .context import RankContext
 from .plan import AttemptPlan
@@ -48,6 +49,7 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
     """
     _redirect_output(plan.output_file(rank))
     _set_environment(plan, rank)
+    answer_with_stacks(plan.stacks_file(rank))
     pid_file(Path(plan.directory), rank).write_text(str(os.getpid()))
     trace = TraceWriter(plan.trace_file(rank))
     trace.record("process", pid=os.getpid(), attempt=plan.attempt, rank=rank)

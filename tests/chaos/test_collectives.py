@@ -178,7 +178,6 @@ def test_a_fault_that_gloo_lets_pass_is_found(steps: Steps, fault: str, says: st
     ("fault", "absent", "call"),
     [
         ("skip rank=1 at=step:2/collective/barrier", 1, "barrier #6"),
-        ("drop rank=1 at=step:2/collective/barrier", 1, "barrier #6"),
     ],
 )
 def test_who_did_not_come_to_a_call_is_named_where_others_wait(
@@ -188,6 +187,20 @@ def test_who_did_not_come_to_a_call_is_named_where_others_wait(
     assert attempt.ending == "hung"
     assert f"rank {absent} did not come to {call} of group default_pg" in attempt.cause
     assert f"where rank {1 - absent} waits" in attempt.cause
+
+
+def test_a_hang_shows_where_each_rank_is(steps: Steps) -> None:
+    attempt = steps("one_of_each", "drop rank=1 at=step:3/collective/all_reduce").attempts[0]
+    stacks = "\n".join(attempt.stacks)
+    by_rank = stacks.split("rank 1, newest frame first:")
+    assert by_rank[0].startswith("rank 0, newest frame first:")
+    assert all("collective_programs.py" in each for each in by_rank)
+    assert "chaos/collectives/works.py" in by_rank[1].splitlines()[1]  # where the fault waits
+
+
+def test_a_stopped_rank_shows_no_stack(steps: Steps) -> None:
+    attempt = steps("one_of_each", "stop rank=1 at=step:3/collective/all_reduce").attempts[0]
+    assert "rank 1: no stack, it did not answer" in attempt.stacks
 
 
 def test_the_last_record_of_a_killed_rank_is_the_call_it_died_in(steps: Steps) -> None:
