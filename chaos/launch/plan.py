@@ -102,6 +102,7 @@ class AttemptPlan:
         """Create every directory that the ranks write to."""
         for directory in (
             Path(self.run_directory) / "traces",
+            Path(self.run_directory) / "calls",
             Path(self.run_directory) / "strikes",
             Path(self.directory) / "tmp",
         ):
@@ -115,4 +116,4 @@ def trace_file(run_directory: Path, attempt: int, rank: int) -> Path:
 
 def calls_file(run_directory: Path, attempt: int, rank: int) -> Path:
     """The log of one rank's collectives; see `seatrial.recovery.collectives.log`."""
-    return run_directory / "traces" / f"attempt{attempt}-rank{rank}.calls"
+    return run_directory / "calls" / f"attempt{attempt}-rank{rank}.calls"
