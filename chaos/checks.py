@@ -12,10 +12,12 @@ from itertools import pairwise
 from seatrial.recovery.compare import Difference, first_difference, first_misplaced
 from seatrial.recovery.errors import NoValidCheckpointError
 
+from .actions import ACTIONS, DAMAGE
+from .bending import is_abandoned, wrongly_published
 from .case import Case, Finding, Verdict
 from .diagnosis import likely_cause
 from .effects import ended_by_operation, ineffective_strikes
-from .fault import ACTIONS, DAMAGE
+from .events import STORAGE
 from .ledger import Strike
 from .run import Attempt, Run
 from .samples import sample_faults
@@ -25,7 +27,7 @@ from .trajectory import Beginning, Step
 
 
 def was_exercised(case: Case) -> Iterator[Finding]:
-    for reason in ineffective_strikes(case.run, case.trajectory, case.schedule):
+    for reason in ineffective_strikes(case):
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
 
 
@@ -99,13 +101,13 @@ def is_explained(case: Case) -> Iterator[Finding]:
 
 
 def _can_end(run: Run, strike: Strike, attempt: Attempt) -> bool:
-    """Whether a strike is one that ends ``attempt``: a stop that is soon over is not.
+    """Whether a strike is one that ends ``attempt``: a stop or delay that is soon over is not.
 
     An altered operation is one only if it still goes on, or if an error tells of it.
     """
     if strike.attempt != attempt.number or strike.action in DAMAGE:
         return False
-    if ACTIONS[strike.action].operations:
+    if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
         return ended_by_operation(run, strike)
     return strike.resume is None or strike.t + strike.resume > attempt.ended_t
 
@@ -184,6 +186,18 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
             )
 
 
+def nothing_wrong_was_published(case: Case) -> Iterator[Finding]:
+    """No checkpoint of a state that a bent collective had made wrong."""
+    for first, published in wrongly_published(case):
+        yield Finding(
+            verdict=Verdict.CORRUPTION_UNDETECTED,
+            reason=f"attempt {published.attempt} published the checkpoint of step "
+            f"{published.number} though its state had been wrong since step {first.number}, by a "
+            "fault of a collective that nothing detected",
+            step=first.number,
+        )
+
+
 def states_are_equal(case: Case) -> Iterator[Finding]:
     """Where each attempt began, then each of its steps, bitwise against the reference."""
     for attempt in case.run.attempts:
@@ -201,6 +215,8 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
         resumed = beginning is not None and beginning.restored is not None
         hazards = beginning.hazards if beginning is not None and resumed else ()
         for step in steps:
+            if is_abandoned(case, step):
+                continue  # what a bent collective did to it is that fault's effect
             yield from _compare_step(step, expected.get(step.number), hazards)
 
 
@@ -361,6 +377,7 @@ CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     store_is_whole,
     acknowledged_is_kept,
     resumed_from_newest,
+    nothing_wrong_was_published,
     states_are_equal,
     is_explained,
     ended_well,

@@ -13,11 +13,13 @@ from typing import cast
 
 from seatrial.recovery.errors import NoValidCheckpointError
 
+from .actions import BENDING, DAMAGE, DATA, LIES
+from .bending import bend_without_effect
+from .case import Case
 from .errors import InjectedError
-from .fault import ACTIONS, DAMAGE, DATA, LIES, Fault
+from .fault import Fault
 from .ledger import Strike
 from .run import Run
-from .schedule import Schedule
 from .supervisor import PREEMPTED
 from .trace import Record
 from .trajectory import Trajectory
@@ -26,15 +28,16 @@ _SIGNAL_S = 1.0
 """A signal is sent within this time of the strike, however busy the machine."""
 
 
-def ineffective_strikes(run: Run, trajectory: Trajectory, schedule: Schedule) -> Iterator[str]:
+def ineffective_strikes(case: Case) -> Iterator[str]:
     """A sentence for every fault that did not strike, or struck without effect.
 
     Damage has an effect only where a restore met it: a checkpoint that nobody reads proves nothing.
     Any other fault must show its effect on every rank that it struck, but for ranks that the
     launcher ended because another struck one had failed already.
     """
+    run, trajectory = case.run, case.trajectory
     strikes = run.strikes()
-    for index, fault in enumerate(schedule.faults):
+    for index, fault in enumerate(case.schedule.faults):
         own = [strike for strike in strikes if strike.fault == index]
         if not own:
             unseen = " (or it stores in a way that is not observed)" * fault.at.is_storage
@@ -44,8 +47,13 @@ def ineffective_strikes(run: Run, trajectory: Trajectory, schedule: Schedule) ->
             if not any(_was_met(run, trajectory, fault, strike) for strike in own):
                 yield f"the fault '{fault}' struck, but no restore met what it damaged"
             continue
-        if ACTIONS[fault.action].operations:
+        if fault.alters_storage:
             yield from _without_effect(run, trajectory, fault, own)
+            continue
+        if fault.action in BENDING:
+            reasons = [bend_without_effect(case, fault, strike) for strike in own]
+            if all(reasons):
+                yield f"the fault '{fault}' struck without effect: {reasons[0]}"
             continue
         effects = [_had_effect(run, fault, strike) for strike in own]
         if all(effect is not False for effect in effects) and any(effects):

@@ -15,7 +15,7 @@ from typing import Literal
 
 from .errors import FaultSyntaxError
 
-Stage = Literal["process", "step", "checkpoint", "restore", "storage"]
+Stage = Literal["process", "step", "checkpoint", "restore", "storage", "collective"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,15 @@ class Event:
     directory_only: bool = False
 
 
+RECORD = "data/record"
+"""The event whose bytes are in hand."""
+
 EVENTS = (
     Event("start", "process", "the rank's process runs, its process group does not exist yet"),
     Event("exit", "process", "the rank has finished its work and is about to leave"),
     Event("step", "step", "one whole optimizer step, without its checkpoint"),
     Event("data", "step", "the next batch is fetched"),
+    Event(RECORD, "step", "one record of a `RecordFile` has been read, its digest is not checked"),
     Event("forward", "step", "forward pass of one micro-batch"),
     Event("backward", "step", "backward pass of one micro-batch"),
     Event("optimizer", "step", "unscale, clip, optimizer, scaler and scheduler step"),
@@ -82,10 +86,35 @@ EVENTS = (
     Event("storage/list", "storage", "names are listed"),
     Event("storage/stat", "storage", "it is asked whether a file is there, or its size"),
     Event("storage/delete", "storage", "a file, object or upload is deleted"),
+    *(
+        Event(f"collective/{name}", "collective", meaning)
+        for name, meaning in {
+            "all_reduce": "a reduction that every rank gets",
+            "all_reduce_coalesced": "several of them in one call",
+            "broadcast": "a tensor of one rank for all",
+            "reduce": "a reduction that one rank gets",
+            "all_gather": "a tensor of every rank for all, in a list",
+            "all_gather_into_tensor": "the same, in one tensor",
+            "all_gather_into_tensor_coalesced": "several of them in one call",
+            "reduce_scatter": "a reduction of which every rank gets a part, from a list",
+            "reduce_scatter_tensor": "the same, from one tensor",
+            "reduce_scatter_tensor_coalesced": "several of them in one call",
+            "all_to_all": "a tensor from each rank to each",
+            "all_to_all_single": "the same, in one tensor",
+            "gather": "a tensor of every rank for one",
+            "scatter": "a tensor for every rank from one",
+            "barrier": "ranks wait for each other",
+            "send": "a message to one rank",
+            "recv": "a message from one rank",
+            "recv_any": "a message from any rank",
+        }.items()
+    ),
 )
 
 STORAGE = "storage/"
-"""How operations of the storage are named; only a pattern that begins so selects them."""
+COLLECTIVE = "collective/"
+"""How operations of the storage are named, and collectives and messages; only a pattern that begins
+so selects them."""
 
 COMMIT_PROTOCOL = tuple(event for event in EVENTS if event.stage == "checkpoint")
 """Every event of a save, outermost first, then in order."""
@@ -135,4 +164,7 @@ class At:
         return self.name.startswith(STORAGE)
 
     def _selects(self, name: str) -> bool:
-        return fnmatchcase(name, self.name) and name.startswith(STORAGE) == self.is_storage
+        return fnmatchcase(name, self.name) and all(
+            name.startswith(family) == self.name.startswith(family)
+            for family in (STORAGE, COLLECTIVE)
+        )

@@ -40,6 +40,7 @@ class Experiment:
             max_restarts=self.max_restarts,
             object_store=self.object_store,
             powerloss=self.powerloss,
+            topology=self.world.topology,
         )
 
     @property

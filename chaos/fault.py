@@ -6,88 +6,18 @@ one attempt and never looks at a clock. Does not act; `seatrial.chaos.inject` do
 
 from __future__ import annotations
 
-import errno
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from .actions import ACTIONS, ALWAYS, BENDING, CHOICES, OWN_OPTIONS
 from .errors import FaultSyntaxError
-from .events import EVENTS, STORAGE, At
-from .powerloss.volatile import SURVIVES, Survives
+from .events import COLLECTIVE, RECORD, STORAGE, At
+from .powerloss.volatile import Survives
 
 When = Literal["before", "after"]
-
-CHANGES = ("write", "commit", "publish", "rename", "delete")
-DATA = ("read", "write", "commit", "publish")
-EVERY_OPERATION = tuple(
-    event.name.removeprefix(STORAGE) for event in EVENTS if event.stage == "storage"
-)
-ERRORS = {
-    name: getattr(errno, name)
-    for name in (
-        *("EIO", "ENOSPC", "EDQUOT", "EACCES", "EROFS", "ETIMEDOUT", "ESTALE", "ECONNRESET"),
-    )
-} | {"SlowDown": errno.EBUSY}
-"""What ``fail`` may raise, by name; ``SlowDown`` is a 503 of S3, as s3fs translates it."""
-
-
-@dataclass(frozen=True)
-class Action:
-    """One kind of fault: what it does, and which options besides the common ones it takes."""
-
-    name: str
-    meaning: str
-    options: tuple[str, ...] = ()
-    operations: tuple[str, ...] = ()
-    """The storage operations that it alters; empty for what strikes at any event."""
-
-
-ACTIONS = {
-    action.name: action
-    for action in (
-        Action("kill", "SIGKILL: the process is gone at once"),
-        Action("stop", "SIGSTOP: the process freezes; resume=SECONDS continues it", ("resume",)),
-        Action("terminate", "SIGTERM, then SIGKILL after grace=SECONDS: a preemption", ("grace",)),
-        Action("exit", "the process leaves with code=N and no clean-up", ("code",)),
-        Action("raise", "an exception is thrown into the job"),
-        Action("oom", "memory runs out: RLIMIT_AS is lowered and exhausted"),
-        Action("powercut", "the machine loses power: its ranks die, and what was not made durable "
-               "may be lost, as survives= says", ("survives",)),
-        Action("tear", "the rank's file in the newest checkpoint loses its second half", ("part",)),
-        Action("flip", "one bit of the rank's file in the newest checkpoint flips", ("part",)),
-        Action("remove", "the rank's file in the newest checkpoint disappears", ("part",)),
-        Action("swap", "the rank's file in the newest checkpoint and the next rank's change places",
-               ("part",)),
-        Action("rollback", "the rank's file in the newest checkpoint becomes the previous one's",
-               ("part",)),
-        Action("fail", "a storage operation fails with error=NAME (when=after: it took effect)",
-               ("error", "times"), EVERY_OPERATION),
-        Action("lose", "a storage operation is acknowledged and never carried out",
-               ("times",), CHANGES),
-        Action("short", "only the first keep=BYTES of a write arrive (half of it)",
-               ("keep", "times"), ("write", "commit", "publish")),
-        Action("corrupt", "one bit flips on the way to or from the storage",
-               ("times",), DATA),
-        Action("stale", "a rank is served what it saw last, or nothing",
-               ("times",), ("read", "list", "stat")),
-        Action("late", "a storage operation is acknowledged, and done hold=N operations later (1)",
-               ("hold", "times"), CHANGES),
-        Action("delay", "a storage operation takes seconds=S longer",
-               ("seconds", "times"), EVERY_OPERATION),
-        Action("slow", "bytes move at rate=N a second", ("rate", "times"), DATA),
-    )
-}  # fmt: skip
-"""Every action by name: what happens to the process, to the newest checkpoint at rest, and to
-single operations of the storage."""
-
-DAMAGE = ("tear", "flip", "remove", "swap", "rollback")
-LIES = ("lose", "short", "corrupt", "stale", "late")
-"""Alterations that the job is not told of."""
-PARTS = ("shard", "objects", "manifest")
-ALWAYS = 0
-"""``times=always``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +31,26 @@ class Fault:
         when: strike before the event's body runs or after it succeeded.
         attempt: count only in this attempt (from 1); in any attempt if None.
         persistent: strike at every attempt's nth match; otherwise once in the whole run.
+        path: count only operations on files whose full name matches this pattern.
+        group: count only collectives of groups whose description, or name, matches this pattern.
         code: exit status of ``exit``, 1 to 255.
         grace: seconds between the SIGTERM and the SIGKILL of ``terminate``.
         resume: seconds after which ``stop`` continues the process; never if None.
         part: which file ``tear``, ``flip``, … damage, one of `PARTS`.
         survives: what ``powercut`` leaves of what was not durable; see `Survives`.
-        path: count only operations on files whose full name matches this pattern.
-        times: how many matches in a row it strikes, from the nth; `ALWAYS`: all that follow.
+        record: the only record that ``spoil`` counts, by number; any if None.
+        times: how many matches in a row an operation is altered, from the nth; `ALWAYS`: all that
+            follow.
         error: what ``fail`` raises, a key of `ERRORS`.
         keep: how many bytes ``short`` lets through; half of them if None.
         hold: after how many other operations of the rank ``late`` carries its own out.
-        seconds: how much longer ``delay`` makes an operation.
+        seconds: how long ``delay`` lasts; with ``tail``, at least.
+        tail: exponent of a Pareto distribution from which the seed draws the delay.
         rate: bytes per second that ``slow`` allows.
+        across: ``reorder`` with the next call of another group, not of the same group and kind.
+        size: whether the other dtype of ``wrong-dtype`` has the ``same`` size or an ``other``.
+        of: whether ``garble`` changes the ``result`` that the rank sees, or its own ``input``.
+        to: whether ``garble`` flips a ``bit`` of the element or makes it ``nan`` or ``inf``.
     """
 
     action: str
@@ -124,18 +62,25 @@ class Fault:
     when: When = "before"
     attempt: int | None = None
     persistent: bool = False
+    path: str = "*"
+    group: str | None = None
     code: int = 1
     grace: float = 30.0
     resume: float | None = None
     part: str = "shard"
     survives: Survives = "certain"
-    path: str = "*"
+    record: int | None = None
     times: int = 1
     error: str = "EIO"
     keep: int | None = None
     hold: int = 1
     seconds: float = 1.0
+    tail: float | None = None
     rate: float = 1e6
+    across: bool = False
+    size: str = "same"
+    of: str = "result"
+    to: str = "bit"
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -145,55 +90,69 @@ class Fault:
         if (self.rank is not None) + (self.node is not None) + self.everyone != 1:
             raise FaultSyntaxError(f"{self.action}: say whom: rank=N, rank=* or node=N")
         allowed = ACTIONS[self.action].options
-        for option in _OWN:
+        for option in OWN_OPTIONS:
             if option not in allowed and getattr(self, option) != _DEFAULTS[option]:
                 takes = ", ".join(allowed) or "no option of its own"
                 raise FaultSyntaxError(f"{self.action} does not take {option}=; it takes {takes}")
-        if self.part not in PARTS:
-            raise FaultSyntaxError(f"part={self.part!r}: choose one of {', '.join(PARTS)}")
-        if self.survives not in SURVIVES:
-            raise FaultSyntaxError(
-                f"survives={self.survives!r}: choose one of {', '.join(SURVIVES)}"
-            )
-        if self.action == "powercut" and self.rank is not None:
-            raise FaultSyntaxError("powercut strikes a whole machine: say rank=* or node=N")
+        for option, choices in CHOICES.items():
+            if getattr(self, option) not in choices:
+                said = f"{option}={getattr(self, option)!r}"
+                raise FaultSyntaxError(f"{said}: choose one of {', '.join(choices)}")
         if min(self.rank or 0, self.node or 0) < 0:
             raise FaultSyntaxError(f"{self.whom}: ranks and nodes count from 0")
         if self.when not in ("before", "after"):
             raise FaultSyntaxError(f"when={self.when!r} should be 'before' or 'after'")
-        for option, seconds in (("grace", self.grace), ("resume", self.resume or 0.0)):
+        for option in ("grace", "resume", "seconds"):
+            seconds = getattr(self, option) or 0.0
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise FaultSyntaxError(f"{option}={seconds} should be a number of seconds")
+        for option in ("rate", "tail"):
+            value = getattr(self, option)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise FaultSyntaxError(f"{option}={value} should be a number above 0")
         if self.nth < 1 or (self.attempt is not None and self.attempt < 1):
             raise FaultSyntaxError("nth= and attempt= count from 1")
         if not 1 <= self.code <= 255:
             raise FaultSyntaxError(f"code={self.code}: an exit code of a failure is 1 to 255")
         self._check_operation()
+        self._check_place()
 
     def _check_operation(self) -> None:
         """What concerns operations of the storage."""
         able = ACTIONS[self.action].operations
         reached = [event.name.removeprefix(STORAGE) for event in self.at.events()]
-        if able and not (self.at.is_storage and set(able) & set(reached)):
+        if self.action == "delay" and not self.at.is_storage:
+            if self.times != 1:
+                raise FaultSyntaxError(f"times= counts operations of the storage: at={STORAGE}…")
+        elif able and not (self.at.is_storage and set(able) & set(reached)):
             where = ", ".join(STORAGE + name for name in able)
             raise FaultSyntaxError(f"{self.action} alters {where}, and not {self.at.name}")
+        if self.when == "after" and self.alters_storage and self.action != "fail":
+            raise FaultSyntaxError(f"{self.action} changes the operation itself: leave out when=")
+        if self.times < 0 or self.hold < 1 or (self.keep or 0) < 0:
+            raise FaultSyntaxError("times= and hold= count from 1, keep= from 0")
+
+    def _check_place(self) -> None:
+        """What an action needs of the place where it strikes."""
         if self.path != "*" and not self.at.is_storage:
             raise FaultSyntaxError(
                 f"path={self.path} selects operations: use it with at={STORAGE}…"
             )
         if not self.path or re.search(r"[\s;]", self.path):
             raise FaultSyntaxError("path= is a pattern without spaces, such as *manifest*")
-        if self.when == "after" and self.action in (*LIES, "delay", "slow"):
-            raise FaultSyntaxError(f"{self.action} changes the operation itself: leave out when=")
-        if self.error not in ERRORS:
-            raise FaultSyntaxError(f"error={self.error}: choose one of {', '.join(ERRORS)}")
+        if self.group is not None:
+            if re.search(r"[\s;]", self.group) or not self.group:
+                raise FaultSyntaxError(f"group={self.group!r} has no name, or a space or ';' in it")
+            if not self.concerns_collectives:
+                raise FaultSyntaxError(f"group= is of collectives, and at={self.at} is none")
         if self.action == "swap" and self.part == "manifest":
             raise FaultSyntaxError("swap: the manifest is one file for all ranks")
-        if self.times < 0 or self.hold < 1 or (self.keep or 0) < 0:
-            raise FaultSyntaxError("times= and hold= count from 1, keep= from 0")
-        for option, value in (("seconds", self.seconds), ("rate", self.rate)):
-            if not (value > 0 and math.isfinite(value)):
-                raise FaultSyntaxError(f"{option}={value} should be above 0")
+        if self.action == "powercut" and self.rank is not None:
+            raise FaultSyntaxError("powercut strikes a whole machine: say rank=* or node=N")
+        if self.action == "spoil" and (self.when, self.at.name) != ("before", RECORD):
+            raise FaultSyntaxError(f"spoil strikes before at={RECORD}, where a record is in hand")
+        if self.action in BENDING and self.when == "after":
+            raise FaultSyntaxError(f"{self.action} bends a call, so it strikes before it")
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -226,11 +185,26 @@ class Fault:
 
     def __str__(self) -> str:
         words = [self.action, self.whom, f"at={self.at}"]
-        for name in ("path", "nth", "when", "attempt", "persistent", *_OWN):
+        for name in ("path", "group", "nth", "when", "attempt", "persistent", *OWN_OPTIONS):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 words.append(f"{name}={_show(name, value)}")
         return " ".join(words)
+
+    @property
+    def alters_storage(self) -> bool:
+        """Whether it changes what an operation of the storage does."""
+        return bool(ACTIONS[self.action].operations) and self.at.is_storage
+
+    @property
+    def concerns_collectives(self) -> bool:
+        """Whether it can strike at a collective or a message."""
+        return self.action in BENDING or self.at.name.startswith(COLLECTIVE)
+
+    @property
+    def is_in_the_data(self) -> bool:
+        """Whether this is no accident of a run, but a record that is damaged for good."""
+        return self.action == "spoil" and self.persistent
 
     @property
     def whom(self) -> str:
@@ -248,16 +222,14 @@ class Fault:
         words += [f"nth{self.nth}"] if self.nth > 1 else []
         words += [f"attempt{self.attempt}"] if self.attempt else []
         words += ["persistent"] if self.persistent else []
-        words += [f"code{self.code}"] if self.code != _DEFAULTS["code"] else []
-        words += [f"grace{self.grace:g}"] if self.grace != _DEFAULTS["grace"] else []
-        words += [f"resume{self.resume:g}"] if self.resume is not None else []
-        words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
-        words += [self.survives] if self.survives != _DEFAULTS["survives"] else []
-        for name in ("path", *_OWN[5:]):
+        words += [re.sub(r"[^\w.-]", "", self.path) or "any"] if self.path != "*" else []
+        words += [re.sub(r"\W+", "_", f"in{self.group}")] if self.group is not None else []
+        for name in OWN_OPTIONS:
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
-                shown = re.sub(r"[^\w.-]", "", str(value)) if name == "path" else _show(name, value)
-                words.append((shown or "any") if name in ("error", "path") else f"{name}{shown}")
+                shown = f"{value:g}" if isinstance(value, float) else _show(name, value)
+                shown = "" if value is True else shown
+                words.append(shown if name in ("part", "survives", "error") else f"{name}{shown}")
         return "-".join(words)
 
     def targets(self, *, world_size: int, ranks_per_node: int) -> tuple[int, ...]:
@@ -271,11 +243,6 @@ class Fault:
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Fault)}
-_OWN = (
-    *("code", "grace", "resume", "part", "survives"),
-    *("times", "error", "keep", "hold", "seconds", "rate"),
-)
-"""Options that only some actions take."""
 
 
 def _count(text: str) -> int:
@@ -320,18 +287,25 @@ _READERS: dict[str, Callable[[str], object]] = {
     "when": _when,
     "attempt": _count,
     "persistent": _yes,
+    "path": str,
+    "group": str,
     "code": _count,
     "grace": _seconds,
     "resume": _seconds,
     "part": str,
     "survives": str,
-    "path": str,
+    "record": _count,
     "times": _times,
     "error": str,
     "keep": _count,
     "hold": _count,
     "seconds": _seconds,
+    "tail": _seconds,
     "rate": _seconds,
+    "across": _yes,
+    "size": str,
+    "of": str,
+    "to": str,
 }
 
 

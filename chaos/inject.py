@@ -13,16 +13,20 @@ faults that alter one are handed back to whoever carries it out (`seatrial.chaos
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from .actions import ALWAYS, BENDING, DAMAGE
 from .damage import damage_newest
 from .errors import InjectedError
 from .exhaust import exhaust_memory
-from .fault import ACTIONS, ALWAYS, DAMAGE, Fault
+from .fault import Fault
 from .ledger import Ledger, Strike
 from .powerloss.control import cut_from_rank
 from .schedule import Schedule
@@ -48,6 +52,16 @@ class Position:
     pids: Path
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """One edge of one event, and what was announced with it."""
+
+    event: str
+    edge: str
+    step: int | None
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
 def pid_file(directory: Path, rank: int) -> Path:
     """Where a rank of this attempt leaves its process id."""
     return directory / f"rank{rank}.pid"
@@ -57,8 +71,16 @@ class Injector:
     """The listener of one rank in one attempt; see `seatrial.recovery.probe.listen`."""
 
     def __init__(
-        self, schedule: Schedule, position: Position, ledger: Ledger, trace: TraceWriter
+        self,
+        schedule: Schedule,
+        position: Position,
+        ledger: Ledger,
+        trace: TraceWriter,
+        *,
+        bend: Callable[[int, Fault], None] | None = None,
     ) -> None:
+        """``bend`` is told of a fault, by its index, that the next collective is for."""
+        self._bend = bend
         self._schedule = schedule
         self._position = position
         self._ledger = ledger
@@ -68,6 +90,7 @@ class Injector:
         self._counts = [0] * len(schedule.faults)
         self._claimed: set[int] = set()  # by this process, in this attempt
         self._last_step: int | None = None
+        self._training_step: int | None = None
         self._targets = [
             fault.targets(world_size=position.world_size, ranks_per_node=position.ranks_per_node)
             for fault in schedule.faults
@@ -77,8 +100,11 @@ class Injector:
         step = facts.get("step")
         if isinstance(step, int):
             self._thread.step = self._last_step = step
-        self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
-        self._strike_all(event, edge, self._step, "")
+            if event == "step":
+                self._training_step = step
+        known = {name: value for name, value in facts.items() if name != "data"}
+        self._trace.record("event", event=event, edge=edge, **{"step": self._step, **known})
+        self._strike_all(_Moment(event, edge, self._step, facts))
 
     @property
     def trace(self) -> TraceWriter:
@@ -114,65 +140,73 @@ class Injector:
         here and now.
         """
         if step is None:
-            step = self._step if self._step is not None else self._last_step
+            own: int | None = getattr(self._thread, "step", None)
+            step = own if own is not None else self._last_step
         self._trace.record("event", event=event, edge=edge, step=step, file=file)
-        return self._strike_all(event, edge, step, file)
-
-    def _strike_all(
-        self, event: str, edge: str, step: int | None, file: str
-    ) -> list[tuple[int, Fault]]:
-        # All count before one strikes: the strike may raise.
-        with self._counting:
-            faults = enumerate(self._schedule.faults)
-            due = [(i, f) for i, f in faults if self._is_due(i, f, event, edge, step, file)]
-        altering = []
-        for index, fault in due:
-            if not ACTIONS[fault.action].operations:
-                self._strike(index, fault, event, edge, step)
-            elif self._claims(index, fault, event, edge, step):
-                altering.append((index, fault))
-        return altering
+        return self._strike_all(_Moment(event, edge, step, {"file": file}))
 
     @property
     def _step(self) -> int | None:
-        step: int | None = getattr(self._thread, "step", None)
+        # Collectives may be made by threads of autograd, which have begun no step.
+        step: int | None = getattr(self._thread, "step", self._training_step)
         return step
 
-    def _is_due(
-        self, index: int, fault: Fault, event: str, edge: str, step: int | None, file: str
-    ) -> bool:
-        if fault.when != edge or self._position.rank not in self._targets[index]:
+    def _strike_all(self, moment: _Moment) -> list[tuple[int, Fault]]:
+        # All count before one strikes: the strike may raise.
+        with self._counting:
+            faults = enumerate(self._schedule.faults)
+            due = [(index, fault) for index, fault in faults if self._is_due(index, fault, moment)]
+        altering = []
+        for index, fault in due:
+            if not fault.alters_storage:
+                self._strike(index, fault, moment)
+            elif self._claims(index, fault, moment):
+                altering.append((index, fault))
+        return altering
+
+    def _is_due(self, index: int, fault: Fault, moment: _Moment) -> bool:
+        facts = moment.facts
+        if fault.when != moment.edge or self._position.rank not in self._targets[index]:
             return False
         if fault.attempt not in (None, self._position.attempt):
             return False
-        if not fault.at.matches(event, step) or not fnmatchcase(file, fault.path):
+        if not fault.at.matches(moment.event, moment.step):
+            return False
+        if "file" in facts and not fnmatchcase(str(facts["file"]), fault.path):
+            return False
+        if fault.record not in (None, facts.get("record")):
+            return False
+        group = facts.get("group")
+        if None not in (group, fault.group) and not fnmatchcase(str(group), str(fault.group)):
             return False
         self._counts[index] += 1
         beyond = self._counts[index] - fault.nth
-        return beyond >= 0 and (fault.times == ALWAYS or beyond < fault.times)
+        # A record that is damaged for good is so whenever it is read.
+        always = fault.times == ALWAYS or fault.is_in_the_data
+        return beyond >= 0 and (always or beyond < fault.times)
 
-    def _claims(self, index: int, fault: Fault, event: str, edge: str, step: int | None) -> bool:
+    def _claims(self, index: int, fault: Fault, moment: _Moment) -> bool:
         """Whether the fault may alter an operation: not if it struck in an earlier attempt."""
         with self._counting:
             if index not in self._claimed:
-                strike = self._describe(index, fault, self._position.rank, event, edge, step)
+                strike = self._describe(index, fault, self._position.rank, moment)
                 if not self._ledger.claim(strike, persistent=fault.persistent):
                     return False
                 self._claimed.add(index)
         return True
 
-    def _strike(self, index: int, fault: Fault, event: str, edge: str, step: int | None) -> None:
+    def _strike(self, index: int, fault: Fault, moment: _Moment) -> None:
         own = self._position.rank
         together = fault.action in _SIGNALS
         claimed: list[int] = []
         for rank in self._targets[index] if together else (own,):
-            strike = self._describe(index, fault, rank, event, edge, step)
+            strike = self._describe(index, fault, rank, moment)
             if not self._ledger.claim(strike, persistent=fault.persistent):
                 # Whoever claims the first target strikes them all: two that share the targets
                 # could kill each other before either is done.
                 break
             claimed.append(rank)
-        if not claimed:
+        if not claimed and not fault.is_in_the_data:
             return
         self._trace.record("strike", fault=str(fault), ranks=claimed)
         if together:
@@ -182,6 +216,12 @@ class Injector:
             self._trace.record(
                 "damage", fault=index, step=what.step, file=what.file, change=what.change
             )
+        elif fault.action in BENDING and self._bend is not None:
+            self._bend(index, fault)
+        elif fault.action == "spoil":
+            self._spoil(index, moment.facts)
+        elif fault.action == "delay":
+            time.sleep(self.delay_s(index, fault))
         elif fault.action == "raise":
             raise InjectedError(f"injected by the fault '{fault}'")
         elif fault.action == "exit":
@@ -189,20 +229,34 @@ class Injector:
         elif fault.action == "oom":
             exhaust_memory()
 
-    def _describe(
-        self, index: int, fault: Fault, rank: int, event: str, edge: str, step: int | None
-    ) -> Strike:
+    def _spoil(self, index: int, facts: Mapping[str, object]) -> None:
+        data, record = facts.get("data"), facts.get("record")
+        if isinstance(data, bytearray) and data:
+            choice = random.Random(f"{self._schedule.seed + index}/{record}")
+            data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+            self._trace.record("spoilt", fault=index, record=record, step=self._step)
+
+    def delay_s(self, index: int, fault: Fault) -> float:
+        """How long a ``delay`` lasts, in seconds."""
+        if fault.tail is None:
+            return fault.seconds
+        chance = random.Random(f"{self._schedule.seed + index}/{self._position.rank}")
+        return fault.seconds * chance.paretovariate(fault.tail)
+
+    def _describe(self, index: int, fault: Fault, rank: int, moment: _Moment) -> Strike:
+        lasts_s = {"stop": fault.resume, "delay": self.delay_s(index, fault)}
         return Strike(
             fault=index,
             action=fault.action,
             rank=rank,
             attempt=self._position.attempt,
-            event=event,
-            edge=edge,
-            step=step,
+            event=moment.event,
+            edge=moment.edge,
+            step=moment.step,
             t=Ledger.now(),
             grace=fault.grace if fault.action == "terminate" else None,
-            resume=fault.resume if fault.action == "stop" else None,
+            # Of several operations in a row it is not known when they are over.
+            resume=lasts_s.get(fault.action) if fault.times == 1 else None,
         )
 
     def _signal_all(self, fault: Fault, ranks: list[int]) -> None:

@@ -44,7 +44,8 @@ class Attempt:
     """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank.
 
     ``ranks`` is None where they are as many as the run's.
-    A rank that the launcher ended has no exit.
+    A rank that the launcher ended has no exit. ``calls`` says of each rank of an attempt that did
+    not complete which collective it made last, ``stacks`` where each rank of one that hung was.
     """
 
     number: int
@@ -59,6 +60,8 @@ class Attempt:
     litter: tuple[str, ...] = ()
     store: StoreState = field(default_factory=StoreState)
     ranks: int | None = None
+    calls: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,6 @@ def _load_attempt(values: dict[str, object]) -> Attempt:
         leftovers=tuple(store["leftovers"]),
     )
     by_rank = {int(rank): status for rank, status in exits.items()}
-    for name in ("strays", "litter"):
+    for name in ("strays", "litter", "calls", "stacks"):
         values[name] = tuple(values[name])  # type: ignore[arg-type]
     return Attempt(**values, exits=by_rank, store=state)  # type: ignore[arg-type]

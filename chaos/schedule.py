@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .actions import DAMAGE
 from .errors import FaultSyntaxError, ImpossibleFaultError
 from .events import At
-from .fault import DAMAGE, Fault
+from .fault import Fault
 
 _SEED = re.compile(r"seed=(\d+)")
 
@@ -74,6 +75,7 @@ class Shape:
     max_restarts: int = 3
     object_store: bool = False
     powerloss: str = ""
+    topology: str = ""
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""
@@ -128,6 +130,8 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
     attempts = shape.max_restarts + 1
     if fault.attempt is not None and fault.attempt > attempts:
         return f"the run has at most {attempts} attempt{'s' * (attempts > 1)}"
+    if fault.action == "wrong-group" and shape.world_size == 1:
+        return "one rank is in no group with others"
     if fault.at.name == "restore/quarantine" and not any(each.action in DAMAGE for each in faults):
         return "nothing is quarantined unless another fault damages a checkpoint"
     return _unreached(fault, faults, shape)

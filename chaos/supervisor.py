@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from .actions import BENDING
+from .collectives.last_calls import behind, last_calls, read_all
 from .errors import LaunchError
 from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
@@ -27,6 +29,7 @@ from .ledger import Ledger, Strike
 from .litter import files_left, segments, segments_left
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
+from .stacks import ask_for_stacks
 from .trace import Record, read_last, read_trace
 
 PREEMPTED = 75
@@ -48,6 +51,7 @@ class Limits:
     ``max_restarts`` further attempts, on either when ``total_s`` is over.
 
     Once a ``stop`` fault has struck, a hang is what must follow; ``stopped_silence_s`` is enough.
+    So it is where a bent collective may leave ranks waiting for each other.
     """
 
     max_restarts: int
@@ -119,8 +123,10 @@ def _attempt(
     watch = _Watch(plan, launcher, assignment.limits, progress)
     ending = watch.until_it_ends(began + assignment.limits.total_s)
     ended = time.monotonic()
+    stacks = ask_for_stacks(plan, launcher) if ending == "hung" else ()
     strays = launcher.stop()
     culprit = watch.culprit()
+    calls = read_all({rank: plan.calls_file(rank) for rank in range(plan.world.ranks)})
     exits = {each.rank: each.status for each in watch.exits if each.status is not None}
     return Attempt(
         number=number,
@@ -129,12 +135,14 @@ def _attempt(
         ended_t=ended,
         exits=exits,
         culprit=culprit,
-        cause=watch.cause(ending),
+        cause="; ".join(filter(None, (watch.cause(ending), behind(calls) * (ending == "hung")))),
         output=_tail(plan, culprit) if ending != "completed" else "",
         strays=tuple(strays),
         litter=_clean_up(plan, before, set(exits.values()) <= {0, PREEMPTED}),
         store=assignment.inspect(assignment.store),
         ranks=plan.world.ranks,
+        calls=tuple(last_calls(calls)) if ending != "completed" else (),
+        stacks=stacks,
     )
 
 
@@ -237,7 +245,10 @@ class _Watch:
         return self._silent_for > (self._patience_s() if all(sizes) else _START_S)
 
     def _patience_s(self) -> float:
-        stopped = any(each.action == "stop" and each.resume is None for each in self._strikes())
+        stopped = any(
+            (each.action == "stop" and each.resume is None) or each.action in BENDING
+            for each in self._strikes()
+        )
         return self._limits.stopped_silence_s if stopped else self._limits.silence_s
 
     def _send_due_signals(self) -> None:

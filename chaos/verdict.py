@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .actions import DAMAGE
 from .case import Case, Resharded, Verdict
 from .checks import CHECKS
-from .fault import DAMAGE
 from .run import Run
 from .schedule import Schedule
 from .trajectory import Trajectory, read_trajectory

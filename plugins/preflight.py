@@ -15,6 +15,7 @@ from seatrial.chaos.fault import Fault
 from seatrial.chaos.powerloss.volatile import SURVIVES
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.verdict import Verdict
+from seatrial.recovery.topology import Topology
 
 COMPONENTS = ("model", "optimizer", "scheduler", "scaler", "rng", "sampler", "progress")
 """The state components that a control leaves out, one each."""
@@ -65,7 +66,12 @@ def bundled_trials(
             f"{shape.max_restarts}: raise --chaos-max-restarts"
         )
     trials = []
-    for name, text in (*_schedules(shape), *_power_cuts(shape)):
+    planned = (
+        *_schedules(shape),
+        *_of_collectives(shape, bundled=not extras),
+        *_power_cuts(shape),
+    )
+    for name, text in planned:
         schedule = Schedule(Schedule.parse(text).faults, seed)
         skip = ""
         if shape.object_store and any(_only_in_directories(f) for f in schedule.faults):
@@ -196,3 +202,25 @@ def _power_cuts(shape: Shape) -> Iterator[tuple[str, str]]:
     for survives in SURVIVES[1:] if shape.powerloss == "fuse" else ():
         for name in ("checkpoint/gather", "checkpoint/manifest/fsync", "checkpoint/acknowledge"):
             yield "", f"powercut rank=* at=step:{saved}/{name} survives={survives}"
+
+
+def _of_collectives(shape: Shape, *, bundled: bool) -> Iterator[tuple[str, str]]:
+    """Faults of collectives. What no job need have is left to those that are known to have it."""
+    interval = shape.checkpoint_interval
+    strike = 2 * interval + max(1, interval // 2)
+    other = shape.world_size - 1
+    if not other:
+        return
+    call = f"rank={other} at=step:{strike}/collective/all_reduce"
+    backward = f"rank={other} at=step:{strike}/backward"
+    is_replicated = Topology.parse(shape.topology or f"dp{other + 1}").size("dp") == other + 1
+    for action in ("skip", "duplicate", "wrong-shape", "wrong-dtype", "wrong-reduction"):
+        yield f"{action}[all_reduce]", f"{action} {call}"
+    # Another call of the rank must not be taken for it, so one that nothing else is under way with.
+    yield "drop[hang]", f"drop rank={other} at=step:{strike}/optimizer"
+    if is_replicated:
+        # In a shard that no other rank holds a copy of, nobody could notice.
+        yield "garble[gradient]", f"garble {backward}"
+    if is_replicated and bundled:
+        # Only calls that are under way together can change places, as DDP's buckets are.
+        yield "reorder[buckets]", f"reorder {call}"

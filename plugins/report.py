@@ -58,6 +58,7 @@ def failure_report(
         lines.append(f"attempt {attempt.number}: {attempt.ending}{cause}")
         if attempt.store.lost is not None:
             lines += [f"    the power loss left: {what}" for what in _some(attempt.store.lost)]
+        lines += [f"    {line}" for line in (*attempt.calls, *attempt.stacks)]
     lines += [f"note:     {note}" for note in trial.judgement.notes]
     last = next((each for each in reversed(trial.run.attempts) if each.output), None)
     if last is not None:

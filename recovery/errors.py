@@ -6,11 +6,13 @@ from __future__ import annotations
 __all__ = [
     "AlreadyPublishedError",
     "CheckpointError",
+    "CollectiveMismatchError",
     "DamagedCheckpointError",
     "ManifestError",
     "MismatchError",
     "NoValidCheckpointError",
     "RecoveryError",
+    "ReplicaMismatchError",
     "SaveError",
     "SilentRanksError",
     "StateError",
@@ -31,6 +33,10 @@ class StateError(RecoveryError):
     """A piece of training state that cannot be captured or put back."""
 
 
+class CollectiveMismatchError(RecoveryError):
+    """Two ranks called different collectives, so what they computed since cannot be relied on."""
+
+
 class CheckpointError(RecoveryError):
     """Base of everything that goes wrong with a stored checkpoint."""
 
@@ -49,6 +55,10 @@ class SaveError(CheckpointError):
 
 class AlreadyPublishedError(SaveError):
     """Another attempt published this step first; the loser's files are leftovers."""
+
+
+class ReplicaMismatchError(SaveError):
+    """Ranks that should hold equal copies of a tensor do not; nothing was published."""
 
 
 class StorageUnsupportedError(CheckpointError):

@@ -119,6 +119,14 @@ class Fingerprinter:
             p.name: (*lanes[p.name], p.count, _numel(p.global_shape), p.replica) for p in placements
         }
 
+    def region(self, name: str) -> str:
+        """Where this rank's part of ``name`` lies in the whole: offset, shape and global shape.
+
+        Known after a fingerprint of it.
+        """
+        placement = self._placed[name][1]
+        return f"{placement.offset} {placement.shape} {placement.global_shape}"
+
     def _place(self, name: str, tensor: torch.Tensor) -> tuple[Placement, torch.Tensor]:
         # Working a shard's offsets out takes longer than hashing it; layouts hardly ever change.
         layout = layout_of(tensor)

@@ -1,5 +1,6 @@
 """The save protocol: plan, write, report, commit, acknowledge.
 
+0. guards, if there are any: all ranks are asked whether their state is worth saving.
 1. plan: every rank posts the layout of its tensors; the coordinator gives each distinct part to one
    rank, makes a directory for this attempt and announces both. Nothing was written so far.
 2. write: every rank writes and fsyncs its shard and its plain data, then the directory.
@@ -11,8 +12,8 @@ Guarantees: a kill at any moment leaves the step published and whole, or not pub
 exception on any rank is raised on all. What the manifest names is durable before the manifest is
 visible. A coordinator that was taken for dead cannot publish into a directory that was collected.
 
-Does not: compare the bits of replicas. Every rank saves the same steps in the same order. For the
-events see `seatrial.recovery.store`, which calls this.
+Does not: compare the bits of replicas, unless a guard does. Every rank saves the same steps in the
+same order. For the events see `seatrial.recovery.store`, which calls this.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .directory import CheckpointDirectory
 from .errors import AlreadyPublishedError, CheckpointError, SaveError, SilentRanksError
 from .exchange import COORDINATOR, Exchange, Round
 from .garbage import collection_paused
+from .guards import Guard, ask
 from .layout import CHUNK_BYTES, Part, Region, local_parts, split
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
 from .planning import Assignment, Planner
@@ -60,11 +62,13 @@ class Saver:
         *,
         labels: Labels,
         algorithm: str = DEFAULT,
+        guards: Sequence[Guard] = (),
     ) -> None:
         self._directory = directory
         self._exchange = exchange
         self._labels = labels
         self._algorithm = algorithm
+        self._guards = tuple(guards)
         self._planner = Planner(exchange)
 
     def save(self, state: Checkpointable, *, step: int, parent_step: int | None) -> Manifest:
@@ -88,6 +92,8 @@ class Saver:
         """
         save = PlannedSave(self, round_, step, parent_step)
         with save.named_errors():
+            if self._guards:
+                ask(self._guards, round_, state, rank=self._exchange.rank, step=step)
             save.plan(state)
         return save
 

@@ -43,6 +43,7 @@ from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
 from .errors import CheckpointError, RecoveryError
 from .exchange import TIMEOUT_S, Exchange
+from .guards import Guard
 from .inspect import step_problems
 from .manifest import Manifest
 from .probe import around, probe
@@ -99,6 +100,8 @@ class CheckpointStore:
         storage_options: for a URL, what fsspec's file system takes, such as ``endpoint_url``.
         single_writer: for a URL whose storage cannot publish exactly once: nobody but this job,
             one attempt at a time, ever saves there.
+        guards: asked before every save, which they may refuse; see `seatrial.recovery.guards`. The
+            same on every rank.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class CheckpointStore:
         timeout_s: float = TIMEOUT_S,
         storage_options: Mapping[str, object] | None = None,
         single_writer: bool = False,
+        guards: Sequence[Guard] = (),
     ) -> None:
         retention.check_rule(keep_last, keep_every)
         self._directory = CheckpointDirectory.at(
@@ -126,6 +130,7 @@ class CheckpointStore:
         self._labels = Labels(topology=topology, writer=dict(writer or {}), run=dict(run or {}))
         self._algorithm = require_algorithm(digest)
         self._timeout_s = timeout_s
+        self._guards = tuple(guards)
         self._parent_step: int | None = None
         self._saver: Saver | None = None
         self._background = Background()
@@ -204,7 +209,11 @@ class CheckpointStore:
             raise ValueError(f"step is {step}; a step is 0 or more")
         if self._saver is None:
             self._saver = Saver(
-                self._directory, self.exchange, labels=self._labels, algorithm=self._algorithm
+                self._directory,
+                self.exchange,
+                labels=self._labels,
+                algorithm=self._algorithm,
+                guards=self._guards,
             )
         return self._saver
 

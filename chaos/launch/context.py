@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from seatrial.recovery.collectives.observer import Observer
 from seatrial.recovery.probe import around
 
 from ..trace import TraceWriter
@@ -22,6 +23,7 @@ class RankContext:
 
     ``attempt`` counts from 1. ``store`` is the checkpoint store's directory, the same for every
     attempt of a run. ``directory`` is this attempt's own and is removed after the run.
+    ``observer`` sees all collectives of this rank.
     """
 
     rank: int
@@ -36,6 +38,7 @@ class RankContext:
     directory: Path
     timeout_s: float
     trace: TraceWriter
+    observer: Observer | None = None
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark the body as one phase of the current step; faults strike at its edges.

@@ -86,6 +86,14 @@ class AttemptPlan:
         """The trace of one rank of this attempt."""
         return trace_file(Path(self.run_directory), self.attempt, rank)
 
+    def calls_file(self, rank: int) -> Path:
+        """The log of the collectives of one rank of this attempt."""
+        return calls_file(Path(self.run_directory), self.attempt, rank)
+
+    def stacks_file(self, rank: int) -> Path:
+        """Where one rank writes its stacks when it is asked for them."""
+        return Path(self.directory) / f"rank{rank}.stacks"
+
     def output_file(self, rank: int) -> Path:
         """Where the standard output and error of one rank go."""
         return Path(self.directory) / f"rank{rank}.log"
@@ -94,6 +102,7 @@ class AttemptPlan:
         """Create every directory that the ranks write to."""
         for directory in (
             Path(self.run_directory) / "traces",
+            Path(self.run_directory) / "calls",
             Path(self.run_directory) / "strikes",
             Path(self.directory) / "tmp",
         ):
@@ -103,3 +112,8 @@ class AttemptPlan:
 def trace_file(run_directory: Path, attempt: int, rank: int) -> Path:
     """The trace of one rank of one attempt of the run in ``run_directory``."""
     return run_directory / "traces" / f"attempt{attempt}-rank{rank}.jsonl"
+
+
+def calls_file(run_directory: Path, attempt: int, rank: int) -> Path:
+    """The log of one rank's collectives; see `seatrial.recovery.collectives.log`."""
+    return run_directory / "calls" / f"attempt{attempt}-rank{rank}.calls"

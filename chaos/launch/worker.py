@@ -23,13 +23,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from seatrial.recovery.collectives.log import CallLog
+from seatrial.recovery.collectives.observer import Observer, observe
 from seatrial.recovery.probe import listen, probe
 from seatrial.recovery.rng import seed_everything
 
+from ..collectives.bender import Bender
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
 from ..schedule import Schedule
+from ..stacks import answer_with_stacks
 from ..storage import arm
 from ..trace import TraceWriter
 from .context import RankContext
@@ -46,6 +50,7 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
     """
     _redirect_output(plan.output_file(rank))
     _set_environment(plan, rank)
+    answer_with_stacks(plan.stacks_file(rank))
     pid_file(Path(plan.directory), rank).write_text(str(os.getpid()))
     trace = TraceWriter(plan.trace_file(rank))
     trace.record("process", pid=os.getpid(), attempt=plan.attempt, rank=rank)
@@ -87,17 +92,23 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         store=plan.store,
         pids=directory,
     )
-    injector = Injector(Schedule.parse(plan.schedule), position, ledger, trace)
+    schedule = Schedule.parse(plan.schedule)
+    observer = observe(CallLog(plan.calls_file(rank)))
+    bender = Bender(observer, trace, seed=schedule.seed)
+    if any(fault.concerns_collectives for fault in schedule.faults):
+        # Announcing costs some tens of microseconds a call, and nobody else listens.
+        observer.announces, observer.interceptor = True, bender
+    injector = Injector(schedule, position, ledger, trace, bend=bender.arm)
     listen(injector)
     strikes = Path(plan.run_directory) / "strikes"
     disarm = arm(injector, position, strikes=strikes, trace=plan.trace_file(rank))
     try:
-        _work(plan, rank, trace)
+        _work(plan, rank, trace, observer)
     finally:
         disarm()
 
 
-def _work(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
+def _work(plan: AttemptPlan, rank: int, trace: TraceWriter, observer: Observer) -> None:
     world, directory = plan.world, Path(plan.directory)
     probe("start", "before")
     local_rank = rank % world.ranks_per_node
@@ -119,6 +130,7 @@ def _work(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         directory=directory,
         timeout_s=plan.timeout_s,
         trace=trace,
+        observer=observer,
     )
     _load(plan.workload.entry)(context, plan.workload.arguments)
     probe("exit", "before")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
+from ..actions import ALWAYS
 from ..errors import FaultSyntaxError
-from ..fault import ALWAYS
 
 __all__ = ["HTTP_ACTIONS", "HttpFault"]
 

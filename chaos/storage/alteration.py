@@ -17,8 +17,9 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
+from ..actions import DATA, ERRORS
 from ..events import STORAGE
-from ..fault import DATA, ERRORS, Fault
+from ..fault import Fault
 from ..inject import Injector
 
 __all__ = ["Alteration", "step_of_file"]
@@ -188,8 +189,9 @@ class Alteration:
         return choice.randrange(length), choice.randrange(8)
 
     def _delay(self, index: int, fault: Fault) -> None:
-        self.wait_s += fault.seconds
-        self.report(index, fault, f"{fault.seconds:g} s late", lasts_s=fault.seconds)
+        seconds = self._injector.delay_s(index, fault)
+        self.wait_s += seconds
+        self.report(index, fault, f"{seconds:g} s late", lasts_s=seconds)
 
     def _slow(self, index: int, fault: Fault, moved: Any) -> None:
         length = memoryview(moved).nbytes if _is_bytes(moved) else 0

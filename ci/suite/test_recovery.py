@@ -1,8 +1,9 @@
 """The recovery regression suite: the bundled job on other topologies than the pre-flight's.
 
 Verifies that the bundled GPT comes back bitwise on every kind of parallelism, under both launchers,
-and on another topology than it was killed on, and that whole nodes may be lost. Does not verify
-your job: copy this file, name your job in the marker, and keep it in your CI.
+and on another topology than it was killed on, that whole nodes may be lost, and that nothing comes
+of a wrong collective. Does not verify your job: copy this file, name your job in the marker, and
+keep it in your CI.
 """
 
 from __future__ import annotations
@@ -45,6 +46,22 @@ def test_every_topology_recovers(chaos_trial: ChaosTrial, topology: str) -> None
         params={"experts": experts},
     )
     assert trial.steps_lost == 1
+
+
+@pytest.mark.chaos(steps=6, checkpoint_interval=2, ranks=2, topology="tp2")
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "wrong-reduction rank=1 at=step:6/collective/all_reduce",
+        "skip rank=1 at=step:6/collective/all_reduce",
+        "garble rank=1 at=step:5/collective/all_reduce",
+    ],
+)
+def test_nothing_comes_of_a_wrong_collective_of_tensor_parallel_ranks(
+    chaos_trial: ChaosTrial, schedule: str
+) -> None:
+    trial = chaos_trial(schedule, params={"experts": 0})
+    assert len(trial.run.attempts) == 2
 
 
 @pytest.mark.chaos(steps=6, checkpoint_interval=2)

@@ -83,7 +83,13 @@ class GPTJob:
         # The same initial weights on every rank and every topology.
         torch.default_generator.manual_seed(context.seed)
         model = _gpt(config).to(device)
-        self._on = distribute(model, self._place, device_type=device.type, context=config.context)
+        self._on = distribute(
+            model,
+            self._place,
+            device_type=device.type,
+            context=config.context,
+            bucket_mb=config.bucket_mb,
+        )
         self._model = self._on.model
         self._optimizer = adamw(
             self._place, self._model.parameters(), lr=config.lr, weight_decay=config.weight_decay

@@ -20,6 +20,8 @@ class GPTConfig:
     steps. ``augment`` is the probability that a window gets one random byte. ``experts`` replaces
     every second MLP with a mixture of that many. ``amp`` is a grad scaler, and fp16 autocast on a
     GPU; on a CPU autocast is asked for with ``autocast_cpu``, as it only costs time there.
+    ``bucket_mb`` is the size of DDP's gradient buckets, small enough that there are several, as in
+    a large model.
     """
 
     width: int = 32
@@ -43,6 +45,7 @@ class GPTConfig:
     autocast_cpu: bool = False
     init_scale: float = 2.0**10
     growth_interval: int = 4
+    bucket_mb: float = 0.05
 
     def autocasts(self, device_type: str) -> bool:
         """Whether the forward pass on such a device runs in fp16 autocast."""

@@ -3,6 +3,8 @@
 This is the entry that every rank runs. It guarantees that the state is fingerprinted after the
 restore and after every step, that a checkpoint follows every ``interval`` steps and the last one,
 and that a SIGTERM on any rank makes all ranks save at the same step and leave with `PREEMPTED`.
+Before a step counts, and again before a save, the ranks compare which collectives they called;
+before a save also their copies of the state.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ import torch.distributed as dist
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.recovery.collectives.consistency import Consistency
 from seatrial.recovery.fingerprint import Fingerprinter
+from seatrial.recovery.guards import Guard
 from seatrial.recovery.probe import around
+from seatrial.recovery.replicas import Replicas
 from seatrial.recovery.run_manifest import changes_between, describe, explain
 from seatrial.recovery.state import TrainingState
 from seatrial.recovery.store import CheckpointStore, Restored
@@ -60,6 +65,11 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     job = load_job(settings.job, settings.params)
     state = job.build(context)
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
+    consistency = None
+    guards: list[Guard] = [Replicas(rank=context.rank)]
+    if context.observer is not None:
+        consistency = Consistency(context.observer, timeout_s=context.timeout_s)
+        guards.append(consistency)
     store = CheckpointStore(
         context.store,
         keep_last=settings.keep_last,
@@ -67,6 +77,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         writer={"attempt": context.attempt},
         run=described,
         timeout_s=context.timeout_s,
+        guards=guards,
     )
     fingerprinter = Fingerprinter(rank=context.rank)
     restored = None
@@ -84,6 +95,8 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         with around("step", step=number):
             report = job.step(context)
         leaving = _advance(context, state, report, preemption)
+        if consistency is not None:
+            consistency.check(number)
         _record_step(context, state, fingerprinter, report)
         if leaving or settings.saves_at(number):
             store.save(state, step=number)

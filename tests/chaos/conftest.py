@@ -25,7 +25,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLauncher
 def supervise_program(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> SuperviseProgram:
-    """``supervise_program("train", "kill rank=1 at=step:3", steps=5)`` runs ranks to the end."""
+    """``supervise_program("train", "kill rank=1 at=step:3", steps=5)`` runs ranks to the end.
+
+    ``module`` is the module of the program.
+    """
 
     def run(
         program: str,
@@ -36,13 +39,14 @@ def supervise_program(
         max_restarts: int = 0,
         silence_s: float = 30.0,
         by: LocalLauncher | None = None,
+        module: str = "rank_programs",
         **arguments: object,
     ) -> Run:
         directory = tmp_path_factory.mktemp("supervised")
         store = directory / "store"
         store.mkdir()
         assignment = Assignment(
-            workload=Workload(entry=f"rank_programs:{program}", arguments=arguments),
+            workload=Workload(entry=f"{module}:{program}", arguments=arguments),
             world=World(ranks=ranks, nodes=nodes, topology=f"dp{ranks}", device="cpu"),
             schedule=Schedule.parse(schedule),
             seed=3,

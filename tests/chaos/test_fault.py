@@ -9,12 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seatrial.chaos.actions import ACTIONS, BENDING, ERRORS, PARTS
 from seatrial.chaos.errors import FaultSyntaxError
-from seatrial.chaos.events import EVENTS, At
-from seatrial.chaos.fault import ACTIONS, ERRORS, LIES, PARTS, Fault
+from seatrial.chaos.events import EVENTS, RECORD, At
+from seatrial.chaos.fault import Fault
+from seatrial.chaos.powerloss.volatile import SURVIVES
 
 _NAMES = [event.name for event in EVENTS]
-_PATTERNS = ["*", "checkpoint/*", "checkpoint/manifest/*", "restore/*", "*/fsync", "st[ae]*"]
+_PATTERNS = [
+    "*",
+    "checkpoint/*",
+    "checkpoint/manifest/*",
+    "restore/*",
+    "*/fsync",
+    "st[ae]*",
+    "collective/*",
+]
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 
 _STEPS = st.none() | st.integers(0, 10**6)
@@ -22,45 +32,58 @@ ats = st.builds(At, st.sampled_from(_NAMES + _PATTERNS), _STEPS)
 _PATHS = st.text("abz/*?[]-_.=", min_size=1)
 
 
+_ABOVE_0 = _SECONDS.filter(bool)
+_COUNTS = st.integers(1, 10**6)
+
+
 @st.composite
 def faults(draw: st.DrawFn) -> Fault:
     """Any valid fault."""
     action = draw(st.sampled_from(sorted(ACTIONS)))
-    number = st.integers(0, 4096)
-    values: dict[str, Any] = draw(
-        st.one_of(
-            st.fixed_dictionaries({"rank": number}),
-            st.fixed_dictionaries({"node": number}),
-            st.just({"everyone": True}),
-        )
-    )
+    at = draw(ats)
+    able = [f"storage/{name}" for name in ACTIONS[action].operations]
+    if able and (action != "delay" or draw(st.booleans())):
+        at = At(draw(st.sampled_from([*able, "storage/*"])), at.step)
+    if action == "spoil":
+        at = At(RECORD, at.step)
     options: dict[str, st.SearchStrategy[Any]] = {
         "code": st.integers(1, 255),
         "grace": _SECONDS,
         "resume": st.none() | _SECONDS,
         "part": st.sampled_from(("shard", "objects") if action == "swap" else PARTS),
-        "times": st.integers(0, 10**6),
+        "survives": st.sampled_from(SURVIVES),
+        "record": st.none() | st.integers(0, 10**6),
+        "times": st.integers(0, 10**6) if at.is_storage else st.just(1),
         "error": st.sampled_from(sorted(ERRORS)),
         "keep": st.none() | st.integers(0, 10**6),
-        "hold": st.integers(1, 10**6),
-        "seconds": _SECONDS.filter(bool),
-        "rate": _SECONDS.filter(bool),
+        "hold": _COUNTS,
+        "seconds": _SECONDS,
+        "tail": st.none() | _ABOVE_0,
+        "rate": _ABOVE_0,
+        "across": st.booleans(),
+        "size": st.sampled_from(["same", "other"]),
+        "of": st.sampled_from(["result", "input"]),
+        "to": st.sampled_from(["bit", "nan", "inf"]),
     }
-    at = draw(ats)
-    able = [f"storage/{name}" for name in ACTIONS[action].operations]
-    if able:
-        at = At(draw(st.sampled_from([*able, "storage/*"])), draw(_STEPS))
-    alters = action in (*LIES, "delay", "slow")
     own = {name: draw(options[name]) for name in ACTIONS[action].options}
+    number = st.integers(0, 4096)
+    whom = [st.fixed_dictionaries({"node": number}), st.just({"everyone": True})]
+    if action != "powercut":
+        whom.append(st.fixed_dictionaries({"rank": number}))
+    groups = st.none() | st.sampled_from(["mesh_tp", "default_pg", "*", "mesh_[dp]p"])
+    has_group = action in BENDING or at.name.startswith("collective/")
+    alters = bool(able) and at.is_storage and action != "fail"
+    only_before = alters or action in (*BENDING, "spoil")
     return Fault(
         action=action,
         at=at,
         path=draw(_PATHS) if at.is_storage else "*",
-        nth=draw(st.integers(1, 10**6)),
-        when="before" if alters else draw(st.sampled_from(["before", "after"])),
+        group=draw(groups) if has_group else None,
+        nth=draw(_COUNTS),
+        when="before" if only_before else draw(st.sampled_from(["before", "after"])),
         attempt=draw(st.none() | st.integers(1, 100)),
         persistent=draw(st.booleans()),
-        **values,
+        **draw(st.one_of(whom)),
         **own,
     )
 
@@ -128,12 +151,12 @@ def test_seconds_may_have_a_unit() -> None:
         ("fail rank=1 at=data", "data", "storage/create, storage/write"),
         ("lose rank=1 at=storage/read", "storage/read", "alters storage/write"),
         ("lose rank=1 at=storage/write when=after", "when=", "leave out when="),
-        ("fail rank=1 at=storage/read error=EBADF", "error=EBADF", "EIO, ENOSPC, EDQUOT"),
+        ("fail rank=1 at=storage/read error=EBADF", "error='EBADF'", "EIO, ENOSPC, EDQUOT"),
         ("fail rank=1 at=storage/read times=0", "times=0", "from 1, or 'always'"),
         ("fail rank=1 at=storage/read keep=1", "keep=", "it takes error, times"),
         ("kill rank=1 at=data path=*x", "path=*x", "at=storage/"),
         ("kill rank=1 at=storage/read path=", "path=", "a pattern"),
-        ("delay rank=1 at=storage/read seconds=0", "seconds=0", "above 0"),
+        ("delay rank=1 at=data times=3", "times=", "at=storage/"),
         ("slow rank=1 at=storage/read rate=0", "rate=0", "above 0"),
         ("late rank=1 at=storage/write hold=0", "hold=", "count from 1"),
     ],
@@ -209,6 +232,8 @@ def test_a_fault_strikes_the_ranks_that_it_names(text: str, targets: tuple[int, 
         ("storage/*", "storage/write", None, True),
         ("step:4/storage/*", "storage/write", 4, True),
         ("storage/write", "storage/read", None, False),
+        ("*", "collective/send", None, False),
+        ("collective/*", "collective/send", None, True),
     ],
 )
 def test_a_selector_matches_names_and_steps(
@@ -235,3 +260,29 @@ def test_a_selector_matches_names_and_steps(
 )
 def test_a_label_reads_like_the_fault(text: str, label: str) -> None:
     assert Fault.parse(text).label == label
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("reorder rank=1 at=backward when=after", "strikes before it"),
+        ("kill rank=1 at=backward group=mesh_tp", "group= is of collectives"),
+        ("kill rank=1 at=collective/* group=", "has no name"),
+        ("garble rank=1 at=collective/* to=zero", "choose one of bit, nan, inf"),
+        ("wrong-dtype rank=1 at=collective/* size=half", "choose one of same, other"),
+        ("delay rank=1 at=collective/* tail=0", "a number above 0"),
+        ("skip rank=1 at=collective/* seconds=2", "skip does not take seconds="),
+        ("skip rank=1 at=collective/allreduce", "names no event"),
+    ],
+)
+def test_a_fault_of_a_collective_that_makes_no_sense_is_refused(text: str, says: str) -> None:
+    with pytest.raises(FaultSyntaxError, match=says):
+        Fault.parse(text)
+
+
+def test_only_faults_of_collectives_concern_them() -> None:
+    concerned = ["skip rank=0 at=backward", "kill rank=0 at=collective/send"]
+
+    assert all(Fault.parse(text).concerns_collectives for text in concerned)
+    for text in ("kill rank=0 at=backward", "kill rank=0 at=*"):
+        assert not Fault.parse(text).concerns_collectives

@@ -129,15 +129,54 @@ def test_a_broken_job_diverges_in_the_first_step_after_the_restore_by_what_it_br
     assert says in trial.reason
 
 
-@pytest.mark.parametrize("bug", ["forgets the scheduler", "forgets the sampler", "own parameters"])
+@pytest.mark.parametrize("bug", ["forgets the scheduler", "forgets the sampler"])
 def test_a_broken_job_that_is_not_interrupted_shows_nothing(try_job: TryJob, bug: str) -> None:
     assert try_job("clean", bug).verdict is Verdict.RECOVERED
 
 
-def test_weights_that_only_one_rank_saved_differ_right_after_the_restore(try_job: TryJob) -> None:
-    trial = try_job(KILL, "own parameters")
-    assert trial.verdict is Verdict.DIVERGED
-    assert "right after the restore of step 4" in trial.reason
+def test_weights_of_each_rank_under_one_name_are_refused_at_the_first_save(
+    try_job: TryJob,
+) -> None:
+    says = r"step 2 was not saved: the copies of .*model/3\.weight.* on ranks 0, 1 differ"
+    with pytest.raises(ReferenceFailedError, match=says):
+        try_job("clean", "own parameters")
+
+
+@pytest.mark.parametrize("action", ["wrong-reduction", "wrong-dtype"])
+def test_a_collective_that_was_made_otherwise_is_found_before_its_step_counts(
+    try_job: TryJob, action: str
+) -> None:
+    trial = try_job(f"{action} rank=1 at=step:5/collective/all_reduce")
+    assert trial.verdict is Verdict.RECOVERED
+    assert "CollectiveMismatchError: step 5: " in trial.run.attempts[0].cause
+    assert trial.steps_lost == 0
+
+
+def test_a_corrupted_gradient_keeps_the_checkpoint_from_being_published(try_job: TryJob) -> None:
+    trial = try_job("garble rank=1 at=step:5/backward")
+    assert trial.verdict is Verdict.RECOVERED
+    assert "ReplicaMismatchError: step 6 was not saved" in trial.run.attempts[0].cause
+    assert trial.run.attempts[0].store.valid == (2, 4)
+    assert trial.steps_lost == 2  # both of which were wrong
+
+
+def test_a_gradient_that_was_wrong_before_it_was_reduced_goes_unnoticed(try_job: TryJob) -> None:
+    trial = try_job("garble rank=1 at=step:5/backward of=input")
+    assert trial.verdict is Verdict.CORRUPTION_UNDETECTED
+    assert "published the checkpoint of step 6" in trial.reason
+
+
+def test_a_call_that_nobody_makes_hangs_the_attempt_and_the_rank_is_named(try_job: TryJob) -> None:
+    trial = try_job("drop rank=1 at=step:5/optimizer", timeout_s=2.0)
+    assert trial.verdict is Verdict.RECOVERED
+    assert trial.run.attempts[0].ending == "hung"
+    assert "rank 1 did not come to all_reduce #" in trial.run.attempts[0].cause
+
+
+def test_a_swap_of_calls_that_are_waited_for_is_not_exercised(try_job: TryJob) -> None:
+    trial = try_job("reorder rank=1 at=step:5/collective/all_reduce")
+    assert trial.verdict is Verdict.NOT_EXERCISED
+    assert "it was waited for before another call came" in trial.reason
 
 
 def test_a_swallowed_exception_is_not_exercised(try_job: TryJob) -> None:

@@ -48,13 +48,15 @@ class Distributed:
     tied_weights: TiedWeights | None = None
 
 
-def distribute(model: GPT, place: Place, *, device_type: str, context: int) -> Distributed:
+def distribute(
+    model: GPT, place: Place, *, device_type: str, context: int, bucket_mb: float
+) -> Distributed:
     """Put ``model`` on its topology, in place; ``context`` is the length of a window.
 
     A collective over all ranks. The job has checked that it can run on the topology.
     """
     if is_plain(place):
-        wrapped = over_all_ranks(model)
+        wrapped = over_all_ranks(model, bucket_mb=bucket_mb)
         return Distributed(model=wrapped, core=model, place=place, clip=_clip_by_torch(wrapped))
     topology = place.topology
     mesh = topology.mesh(device_type)

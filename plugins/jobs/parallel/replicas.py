@@ -24,9 +24,9 @@ def is_plain(place: Place) -> bool:
     return topology.size("dp") == topology.world_size and not _is_sharded(place)
 
 
-def over_all_ranks(model: GPT) -> nn.Module:
+def over_all_ranks(model: GPT, *, bucket_mb: float) -> nn.Module:
     """DDP over the default process group; there is no mesh to be made."""
-    return DistributedDataParallel(model)
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
 
 
 def over_data_ranks(model: GPT, place: Place, mesh: DeviceMesh) -> nn.Module:

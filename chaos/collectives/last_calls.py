@@ -1,0 +1,53 @@
+"""Which calls the ranks of an attempt were in at its end, and who did not come to which.
+
+Guarantees: read from the logs that ranks leave, whatever ended them; a rank without a log says so.
+A rank is behind only if another waits in a call that it is a member of and has not begun; what the
+backend does inside a call is not known. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from seatrial.recovery.collectives.log import LoggedCall, read_calls
+
+Calls = Mapping[int, Sequence[LoggedCall]]
+
+
+def read_all(logs: Mapping[int, Path]) -> dict[int, list[LoggedCall]]:
+    """The newest calls of each rank."""
+    return {rank: read_calls(path) for rank, path in logs.items()}
+
+
+def last_calls(calls: Calls) -> list[str]:
+    """A line for each rank: its newest call."""
+    return [
+        f"rank {rank}: last call {made[-1]}" if made else f"rank {rank}: no call was recorded"
+        for rank, made in calls.items()
+    ]
+
+
+def behind(calls: Calls) -> str:
+    """Who has not come to a collective in which others wait, as a sentence; empty if nobody."""
+    for rank, made in calls.items():
+        for call in reversed(made):
+            if not call.waits or call.peer is not None:
+                continue
+            missing = [
+                other
+                for other in call.ranks
+                if other != rank and other in calls and _is_behind(calls[other], call)
+            ]
+            if missing:
+                ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+                return f"{ranks} did not come to {call}, where rank {rank} waits"
+    return ""
+
+
+def _is_behind(made: Sequence[LoggedCall], call: LoggedCall) -> bool:
+    same = (c for c in made if c.peer is None and (c.group, c.ranks) == (call.group, call.ranks))
+    own = [c.sequence for c in same]
+    if not own and made and made[0].number > 1:
+        return False  # its calls in the group may be older than what the log keeps
+    return max(own, default=0) < call.sequence

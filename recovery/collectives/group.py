@@ -1,0 +1,224 @@
+"""A process group that sees its own calls, in place of the one that torch would have made.
+
+Guarantees: every collective and point-to-point call goes through `ObservedGroup.issue` before it
+reaches the backend, whoever makes it: the program, the reducer of DDP, FSDP, functional
+collectives, pipelines. The group has the backends, names and options that torch gave it; the call
+itself is made by an ordinary group over the same backends, so dispatch and profiling stay torch's.
+
+Does not see: what goes to a backend beside its group, such as ``monitored_barrier``.
+
+`torch.distributed.ProcessGroup` may be subclassed in Python, and C++ calls the overrides; a
+`Backend` may not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from .callsite import CallSite, call_site
+from .journal import Signature, Stream
+from .operations import OPERATIONS, Operation, reduction_of, root_of
+from .works import TimedWork
+
+if TYPE_CHECKING:
+    from .observer import Observer
+
+_REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+Pair = tuple[int, int]
+
+
+@dataclass
+class Call:
+    """A call that waits to be made: by which method of which group, from where."""
+
+    group: ObservedGroup
+    operation: Operation
+    method: str
+    arguments: Sequence[Any]
+    named: dict[str, Any]
+    site: CallSite
+
+    def issue(self) -> Work:
+        """Make it."""
+        return self.group.issue(self.operation, self.method, self.arguments, self.named, self.site)
+
+
+class ObservedGroup(ProcessGroup):
+    """See the module. ``ranks`` are the global ones; ``collectives`` and ``pairs`` are journals.
+
+    A pair is (sender, receiver), as global ranks.
+    """
+
+    observer: Observer
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        # The constructor with a store makes no object that C++ would find the overrides of.
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._store = store
+        self._native = ProcessGroup(store, rank, size)
+        self._is_timed = False
+        self._signatures: dict[object, Signature] = {}
+        self.index = self.observer.next_index("group")
+        self.ranks: tuple[int, ...] = ()
+        self.collectives = Stream()
+        self.pairs: dict[Pair, Stream] = {}
+        self.hears_anyone = False
+
+    def belongs_to(self, ranks: Sequence[int]) -> None:
+        """Torch has made the group, with its name and all that."""
+        self.ranks = tuple(ranks)
+        if self.bound_device_id is not None:
+            self._native.bound_device_id = self.bound_device_id
+        devices = {device.type for device in self._device_types}
+        self._is_timed = "cuda" not in devices or self._get_backend_name() == "gloo"
+        self.observer.log_name("group", self.index, name=self.label, ranks=self.ranks)
+
+    @property
+    def label(self) -> str:
+        """The description if it has one, else the name."""
+        described = self.group_desc
+        return self.group_name if described in ("", "undefined") else described
+
+    def signatures(self) -> list[Signature]:
+        """Every kind of call that this rank has made in the group."""
+        return list(self._signatures.values())
+
+    def issue(
+        self,
+        operation: Operation,
+        method: str,
+        arguments: Sequence[Any],
+        named: dict[str, Any],
+        site: CallSite,
+    ) -> Work:
+        """Take the call down and hand it to the backend."""
+        given = (*arguments, *named.values()) if named else arguments
+        signature = self._signature(operation, given, site)
+        stream = self.collectives
+        if operation.is_point_to_point:
+            stream = self._between(operation, given)
+        sequence = stream.add(signature, threading.get_ident())
+        log = self.observer.log
+        make = getattr(self._native, method)
+        if log is None:
+            work: Work = make(*arguments, **named)
+            return work
+        began = time.monotonic()
+        slot = log.begin(began, self.index, signature.index, sequence)
+        work = make(*arguments, **named)
+        return TimedWork(work, log, slot, began) if self._is_timed else work
+
+    def _between(self, operation: Operation, arguments: Sequence[Any]) -> Stream:
+        own = self.rank()
+        other = -1 if operation.peer is None else int(arguments[operation.peer])
+        self.hears_anyone = self.hears_anyone or other < 0
+        if other == own:
+            return Stream()  # to itself: there is nobody to disagree with
+        pair = (own, other) if operation.name == "send" else (other, own)
+        return self.pairs.setdefault(pair, Stream())
+
+    def _signature(
+        self, operation: Operation, arguments: Sequence[Any], site: CallSite
+    ) -> Signature:
+        tensors = operation.compared(arguments)
+        shapes: Any
+        dtypes: Any
+        if len(tensors) == 1:
+            shapes, dtypes = tensors[0].shape, tensors[0].dtype
+        else:
+            shapes, dtypes = tuple(t.shape for t in tensors), tuple(t.dtype for t in tensors)
+        reduction = reduction_of(operation, arguments) if operation.has_reduction else 0
+        root = root_of(operation, arguments) if operation.has_root else 0
+        peer = tag = -1
+        if operation.is_point_to_point:
+            assert operation.tag is not None
+            peer = -1 if operation.peer is None else arguments[operation.peer]
+            tag = arguments[operation.tag]
+        key = (operation, shapes, dtypes, reduction, root, peer, tag, site)
+        found = self._signatures.get(key)
+        if found is None:
+            found = self._signatures[key] = self._describe(
+                operation, tensors, reduction, root, peer, tag, site
+            )
+        return found
+
+    def _describe(
+        self,
+        operation: Operation,
+        tensors: Sequence[torch.Tensor],
+        reduction: int,
+        root: int,
+        peer: int,
+        tag: int,
+        site: CallSite,
+    ) -> Signature:
+        shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors)
+        extra = []
+        if operation.has_reduction:
+            extra.append(_REDUCTIONS[reduction] if reduction < len(_REDUCTIONS) else "other")
+        if operation.has_root:
+            extra.append(f"root {self.ranks[root]}")
+        if operation.is_point_to_point:
+            extra.append(f"tag {tag}")
+        signature = Signature(
+            index=self.observer.next_index("call"),
+            operation=operation.name,
+            shapes=shapes if operation.compares_shapes else "",
+            dtypes=", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors)),
+            extra=", ".join(extra),
+            site=site,
+            size_bytes=sum(t.numel() * t.itemsize for t in tensors),
+            is_message=operation.is_point_to_point,
+        )
+        facts: dict[str, object] = {"operation": operation.name, "site": str(site)}
+        words = [shapes, signature.dtypes, signature.extra]
+        facts |= {"shapes": " ".join(filter(None, words)), "size_bytes": signature.size_bytes}
+        if peer >= 0:
+            facts["peer"] = self.ranks[peer]
+        self.observer.log_name("call", signature.index, **facts)
+        return signature
+
+    # What torch sets on the group it has made holds for the one that makes the calls, too.
+
+    def _register_backend(self, device: torch.device, kind: Any, backend: Any = None) -> None:
+        super()._register_backend(device, kind, backend)
+        self._native._register_backend(device, kind, backend)
+
+    def _set_default_backend(self, kind: Any) -> None:
+        super()._set_default_backend(kind)
+        self._native._set_default_backend(kind)
+
+    def _set_group_name(self, name: str) -> None:
+        super()._set_group_name(name)  # type: ignore[arg-type]
+        self._native._set_group_name(name)  # type: ignore[arg-type]
+
+    def _set_group_desc(self, description: str) -> None:
+        super()._set_group_desc(description)
+        self._native._set_group_desc(description)
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+
+def _observed(operation: Operation, method: str) -> Callable[..., Work]:
+    def call(self: ObservedGroup, *arguments: Any, **named: Any) -> Work:
+        observer = self.observer
+        if observer.attends:
+            made = Call(self, operation, method, arguments, named, call_site(2))
+            return observer.attend(made)
+        return self.issue(operation, method, arguments, named, call_site(2))
+
+    call.__name__ = method
+    return call
+
+
+for _operation in OPERATIONS:
+    for _method in _operation.methods:
+        setattr(ObservedGroup, _method, _observed(_operation, _method))

@@ -1,0 +1,137 @@
+"""The log of one rank's calls: a ring of records in a mapped file that survives SIGKILL.
+
+Guarantees: a record is written before its call is handed to the backend, so the newest record of a
+killed rank names the call it died in; names of groups and of calls are appended as lines of JSON
+before the first record that uses them. The ring keeps the newest calls, and the file never grows
+but by names. A record is some dozens of bytes and costs about a microsecond.
+
+Does not: survive a power cut. Reading is torch-free and may happen while the rank runs or after.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_HEADER = struct.Struct("<8sQQ")
+_MAGIC = b"calls01\n"
+_RECORD = struct.Struct("<QdQIIfI")
+# Number of the call from 1, time, sequence number in its group, group, call, seconds, state.
+_OUTCOME = struct.Struct("<fI")
+_OUTCOME_AT = _RECORD.size - _OUTCOME.size
+
+UNDER_WAY, DONE = range(2)
+_STATES = ("under way", "done")
+
+
+class CallLog:
+    """Writes to ``path``, which is made anew."""
+
+    def __init__(self, path: Path, *, capacity: int = 1024) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        size = _HEADER.size + capacity * _RECORD.size
+        os.truncate(self._file, size)
+        self._map = mmap.mmap(self._file, size)
+        self._map[: _HEADER.size] = _HEADER.pack(_MAGIC, capacity, size)
+        os.lseek(self._file, 0, os.SEEK_END)
+        self._capacity = capacity
+        self._numbers = itertools.count(1)
+
+    def name(self, kind: str, index: int, /, **facts: object) -> None:
+        """Say what ``index`` stands for among groups or calls."""
+        line = json.dumps({"kind": kind, "index": index, **facts}, separators=(",", ":"))
+        os.write(self._file, line.encode() + b"\n")
+
+    def begin(self, t: float, group: int, call: int, sequence: int) -> int:
+        """Write one call of the time ``t`` down; the slot to tell its outcome to."""
+        number = next(self._numbers)
+        slot = _HEADER.size + number % self._capacity * _RECORD.size
+        _RECORD.pack_into(self._map, slot, number, t, sequence, group, call, 0.0, 0)
+        return slot
+
+    def is_done(self, slot: int, seconds: float) -> None:
+        """Somebody waited for the call, and it was done after ``seconds``."""
+        _OUTCOME.pack_into(self._map, slot + _OUTCOME_AT, seconds, DONE)
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedCall:
+    """One call of a rank. ``number`` counts all its calls, ``sequence`` those in the group, from 1.
+
+    ``group`` is the group's description, ``ranks`` its global ranks. ``t`` is ``CLOCK_MONOTONIC``
+    seconds; ``seconds`` is None while nobody has waited for it to be done. ``peer`` is the other
+    rank of a point-to-point call.
+    """
+
+    number: int
+    t: float
+    sequence: int
+    group: str
+    ranks: tuple[int, ...]
+    operation: str
+    shapes: str
+    size_bytes: int
+    site: str
+    state: int
+    seconds: float | None
+    peer: int | None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it had begun, and was not seen to be done."""
+        return self.state != DONE
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} #{self.sequence} of group {self.group} ({self.shapes}) at "
+            f"{self.site}, {_STATES[self.state]}"
+        )
+
+
+def read_calls(path: Path) -> list[LoggedCall]:
+    """The newest calls of a log, oldest first; an absent file or one cut short has none."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    if len(data) < _HEADER.size:
+        return []
+    magic, capacity, size = _HEADER.unpack_from(data)
+    if magic != _MAGIC or len(data) < size:
+        return []
+    names: dict[tuple[str, int], Any] = {}
+    text = data[size:]
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        fact = json.loads(line)
+        names[fact["kind"], fact["index"]] = fact
+    records = (_RECORD.unpack_from(data, _HEADER.size + n * _RECORD.size) for n in range(capacity))
+    return [_logged(record, names) for record in sorted(records) if record[0]]
+
+
+def _logged(record: tuple[Any, ...], names: dict[tuple[str, int], Any]) -> LoggedCall:
+    number, t, sequence, group_index, call_index, seconds, state = record
+    group, call = names.get(("group", group_index), {}), names.get(("call", call_index), {})
+    return LoggedCall(
+        number=number,
+        t=t,
+        sequence=sequence,
+        group=group.get("name", "?"),
+        ranks=tuple(group.get("ranks", ())),
+        operation=call.get("operation", "?"),
+        shapes=call.get("shapes", "?"),
+        size_bytes=call.get("size_bytes", 0),
+        site=call.get("site", "?"),
+        state=state,
+        seconds=seconds if state == DONE else None,
+        peer=call.get("peer"),
+    )

@@ -1,0 +1,75 @@
+"""Handles of calls under way that say when they were waited for.
+
+Guarantees: everything that torch asks of a handle is answered by the backend's own. For groups on
+the CPU alone: on a GPU a wait returns before the call is done, and its time would mean nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Work
+
+from .log import CallLog
+
+
+class ForwardingWork(Work):
+    """Another handle's, in all that it is asked."""
+
+    def __init__(self, inner: Work) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return self.inner.wait() if timeout is None else self.inner.wait(timeout)
+
+    def get_future(self) -> Any:
+        return self.inner.get_future()
+
+    def get_future_result(self) -> Any:
+        return self.inner.get_future_result()  # type: ignore[attr-defined]
+
+    def is_completed(self) -> bool:
+        return self.inner.is_completed()
+
+    def is_success(self) -> bool:
+        return self.inner.is_success()
+
+    def exception(self) -> Any:
+        return self.inner.exception()
+
+    def result(self) -> list[Any]:
+        return self.inner.result()
+
+    def synchronize(self) -> None:
+        self.inner.synchronize()
+
+    def block_current_stream(self) -> None:
+        self.inner.block_current_stream()
+
+    def source_rank(self) -> int:
+        return self.inner.source_rank()
+
+    def _source_rank(self) -> int:
+        return self.inner._source_rank()
+
+    def _get_op_type(self) -> Any:
+        return self.inner._get_op_type()  # type: ignore[attr-defined]
+
+
+class TimedWork(ForwardingWork):
+    """Tells the log how long after its beginning the call was seen to be done."""
+
+    def __init__(self, inner: Work, log: CallLog, slot: int, began: float) -> None:
+        Work.__init__(self)
+        self.inner = inner
+        self._log = log
+        self._slot = slot
+        self._began = began
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = self.inner.wait() if timeout is None else self.inner.wait(timeout)
+        self._log.is_done(self._slot, time.monotonic() - self._began)
+        return done
