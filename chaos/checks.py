@@ -12,7 +12,7 @@ from itertools import pairwise
 from seatrial.recovery.compare import Difference, first_difference, first_misplaced
 from seatrial.recovery.errors import NoValidCheckpointError
 
-from .case import Case, Finding, Verdict
+from .case import Case, Finding, Leg, Verdict
 from .diagnosis import likely_cause
 from .effects import ineffective_strikes
 from .fault import DAMAGE
@@ -29,16 +29,31 @@ def was_exercised(case: Case) -> Iterator[Finding]:
 
 
 def was_resharded(case: Case) -> Iterator[Finding]:
-    """A trial of a resharded restore needs one."""
-    if case.resharded is not None and case.resharded.step is None:
-        later = [each for each in case.trajectory.beginnings if each.attempt > 1]
-        refused = len(case.run.attempts) > 1 and not later
-        if not refused:
+    """Of a trial of resharded restores, every restart of the route must have restored something."""
+    if case.resharded is None:
+        return
+    route = case.resharded.route
+    for number in range(2, len(route.worlds) + 1):
+        if not _was_tried(case, number, stays=number == len(route.worlds)):
             yield Finding(
                 verdict=Verdict.NOT_EXERCISED,
-                reason=f"no checkpoint was restored onto {case.resharded.topology}: the fault must "
-                "end the first attempt after a checkpoint",
+                reason=f"no checkpoint was restored onto {route.of(number).topology} in attempt "
+                f"{number}: a fault must end the attempt before it, after a checkpoint",
             )
+
+
+def _was_tried(case: Case, number: int, *, stays: bool) -> bool:
+    """Whether an attempt, or a later one where the world ``stays``, restored, or was struck then.
+
+    Also if it failed though nothing struck in it: that is for other checks.
+    """
+    last = case.run.attempts[-1].number
+    attempts = range(number, 1 + (last if stays else min(last, number)))
+    begun = [each for each in case.trajectory.beginnings if each.attempt in attempts]
+    struck = [each for each in case.run.strikes() if each.attempt in attempts]
+    if any(each.event.startswith("restore") for each in struck):
+        return True
+    return any(each.restored for each in begun) or bool(attempts and not begun and not struck)
 
 
 def is_explained(case: Case) -> Iterator[Finding]:
@@ -143,11 +158,18 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
 def states_are_equal(case: Case) -> Iterator[Finding]:
     """Where each attempt began, then each of its steps, bitwise against the reference."""
     for attempt in case.run.attempts:
-        expected = {step.number: step for step in case.reference_of(attempt.number).steps}
         beginning = case.trajectory.beginning(attempt.number)
         steps = case.trajectory.of_attempt(attempt.number)
-        if beginning is not None:
-            yield from _compare_beginning(case, beginning, expected)
+        leg = case.leg_of(attempt.number)
+        expected = {step.number: step for step in leg.oracle.steps} if leg else {}
+        if beginning is not None and leg is None:
+            yield Finding(
+                verdict=Verdict.UNRECOVERABLE,
+                reason=f"nothing tells what attempt {attempt.number} must equal: no earlier "
+                "attempt that began on the job's own topology leads to where it began",
+            )
+        elif beginning is not None and leg is not None:
+            yield from _compare_beginning(case, beginning, leg, expected)
         elif steps or attempt.ending == "completed":
             yield Finding(
                 verdict=Verdict.UNRECOVERABLE,
@@ -161,17 +183,17 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
 
 
 def _compare_beginning(
-    case: Case, beginning: Beginning, expected: Mapping[int, Step]
+    case: Case, beginning: Beginning, leg: Leg, expected: Mapping[int, Step]
 ) -> Iterator[Finding]:
     restored = beginning.restored
     where = f"attempt {beginning.attempt}"
-    resharded = case.resharded if beginning.attempt > 1 else None
     if restored is None:
-        same: Beginning | Step = case.reference.beginnings[0]
+        same: Beginning | Step = leg.oracle.beginnings[0]
         where = f"{where}, right after the start"
-    elif resharded is not None and resharded.oracle is not None and restored == resharded.step:
-        same = resharded.oracle.beginnings[0]
-        where = f"{where}, right after the restore of step {restored} onto {resharded.topology}"
+    elif restored == leg.since and case.resharded is not None:
+        same = leg.oracle.beginnings[0]
+        topology = case.resharded.route.of(beginning.attempt).topology
+        where = f"{where}, right after the restore of step {restored} onto {topology}"
         yield from _compare_logical(case, beginning, where)
     elif restored in expected:
         same = expected[restored]
@@ -188,7 +210,16 @@ def _compare_beginning(
 
 def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[Finding]:
     """What does not belong to a rank must be as the topology that saved it had it."""
-    saved = next(step for step in case.reference.steps if step.number == beginning.restored)
+    saver = case.leg_of(beginning.source)
+    steps = saver.oracle.steps if saver else ()
+    saved = next((step for step in steps if step.number == beginning.restored), None)
+    if saved is None:
+        yield Finding(
+            verdict=Verdict.UNRECOVERABLE,
+            reason=f"{where}: nothing tells what the attempt that saved it had",
+            step=beginning.restored,
+        )
+        return
     expected, found = (
         {name: values for name, values in state.items() if name != "rng"}
         for state in (saved.state, beginning.state)

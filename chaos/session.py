@@ -19,10 +19,11 @@ from . import stores as places
 from .case import Resharded
 from .errors import ChaosError, LaunchError
 from .experiment import Experiment
-from .handover import Handover, obtain_oracle
+from .handover import Handover, Oracles
 from .launch.launcher import LocalLauncher
-from .launch.plan import Workload, World
+from .launch.plan import Workload
 from .reference import Reference, obtain_reference
+from .route import Route
 from .run import Run, StoreState
 from .schedule import Schedule, require_possible
 from .supervisor import Assignment, Limits, Progress, supervise
@@ -100,36 +101,36 @@ class Session:
         *,
         progress: Progress | None = None,
     ) -> Trial:
-        """Run the job under ``schedule``, with every attempt but the first on another topology.
+        """Run the job under ``schedule``, with attempts on the topologies of a route.
 
         Raises:
             UsageError: as `trial`, or the job cannot hand its state over.
         """
-        require_possible(schedule, experiment.shape)
+        route = handover.route
+        require_possible(schedule, replace(experiment.shape, later=route.sizes[1:]))
         reference = self.reference(experiment, progress=progress)
         directory, store = self._fresh()
         limits = self._limits(experiment, reference)
-        world = handover.world
-        run = self._run(experiment, schedule, directory, store, limits, progress, world)
-        later = [each for each in read_trajectory(run).beginnings if each.attempt > 1]
-        step = next((each.restored for each in later if each.restored), None)
-        oracle = None
-        if step is not None:
+        run = self._run(experiment, schedule, directory, store, limits, progress, route)
 
-            def run_clean(subject: Experiment, directory: Path, store: Path) -> Run:
-                patient = replace(limits, max_restarts=0)
-                return self._run(subject, Schedule(), directory, str(store), patient, progress)
+        def run_clean(subject: Experiment, directory: Path, store: Path) -> Run:
+            patient = replace(limits, max_restarts=0)
+            return self._run(subject, Schedule(), directory, str(store), patient, progress)
 
-            oracle = obtain_oracle(
-                experiment, handover, step, reference=reference, root=self._root, run=run_clean
-            )
+        oracles = Oracles(
+            experiment=experiment,
+            handover=handover,
+            reference=reference,
+            root=self._root,
+            run=run_clean,
+        )
         judgement = judge(
             reference.trajectory,
             run,
             schedule,
             checkpoint_interval=experiment.checkpoint_interval,
             expected_steps=range(1, experiment.steps + 1),
-            resharded=Resharded(topology=world.topology, step=step, oracle=oracle),
+            resharded=Resharded(route=route, legs=oracles.legs(read_trajectory(run))),
         )
         return Trial(schedule=schedule, judgement=judgement, run=run)
 
@@ -232,7 +233,7 @@ class Session:
         store: str,
         limits: Limits,
         progress: Progress | None,
-        afterwards: World | None = None,
+        route: Route | None = None,
     ) -> Run:
         directory.mkdir(parents=True, exist_ok=True)
         launcher = self._launcher(experiment)
@@ -245,7 +246,7 @@ class Session:
             store=store,
             directory=directory,
             inspect=_store_state,
-            afterwards=afterwards,
+            route=route,
         )
         try:
             return supervise(assignment, launcher, progress=progress, note=launcher.note)

@@ -25,6 +25,7 @@ from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
 from .litter import files_left, segments, segments_left
+from .route import Route
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
 from .trace import Record, read_last, read_trace
@@ -60,7 +61,7 @@ class Limits:
 class Assignment:
     """One run to be supervised. ``inspect`` looks at the store between attempts.
 
-    ``afterwards`` is the world of every attempt but the first, if it is another.
+    ``route`` says which attempt has which world, if not all have ``world``.
     """
 
     workload: Workload
@@ -71,7 +72,7 @@ class Assignment:
     store: str
     directory: Path
     inspect: Callable[[str], StoreState]
-    afterwards: World | None = None
+    route: Route | None = None
 
 
 def supervise(
@@ -160,7 +161,7 @@ def _clean_up(
 def _plan(assignment: Assignment, number: int) -> AttemptPlan:
     return AttemptPlan(
         workload=assignment.workload,
-        world=assignment.afterwards or assignment.world if number > 1 else assignment.world,
+        world=assignment.world if assignment.route is None else assignment.route.of(number),
         schedule=str(assignment.schedule),
         seed=assignment.seed,
         attempt=number,

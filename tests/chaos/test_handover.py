@@ -2,6 +2,8 @@
 hand-off oracle; what a restore elsewhere leaves out is found, by name; and nothing passes that did
 not restore anything there.
 
+So may a run that changes its topology several times, and falls back or is struck on the way.
+
 Kinds of parallelism are the bundled job's: see tests/jobs/test_resharding.py and ci/suite.
 """
 
@@ -13,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.chaos.errors import ReferenceFailedError
+from seatrial.chaos.errors import ImpossibleFaultError, ReferenceFailedError
 from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.handover import Handover
 from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.route import Route
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
+from seatrial.chaos.trajectory import read_trajectory
 from seatrial.chaos.verdict import Verdict
 
 KILL = "kill rank=1 at=step:6/backward"
@@ -33,7 +37,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 @pytest.fixture
 def reshard(session: Session) -> Callable[..., Trial]:
-    """``reshard("dp4", KILL, bug)``: a trial on two ranks whose restarts are on that topology."""
+    """``reshard("dp4", KILL, bug)``: a trial on two ranks whose restarts are on that topology.
+
+    ``dp4:dp2`` is one restart on each.
+    """
 
     def run(target: str, schedule: str = KILL, bug: str = "") -> Trial:
         arguments = {"job": "resharding_job:ReshardingJob", "params": {"bug": bug}}
@@ -50,16 +57,14 @@ def reshard(session: Session) -> Callable[..., Trial]:
             checkpoint_interval=2,
         )
 
-        def giving(directory: Path, step: int) -> Workload:
-            more = {"hand_off": str(directory), "stop_after": step}
-            return replace(workload, arguments=workload.arguments | more)
+        def leg(taken: Path | None, given: Path | None, steps: int | None) -> Workload:
+            more = {"take_over": str(taken or ""), "hand_off": str(given or "")}
+            arguments = workload.arguments | more | {"stop_after": steps}
+            return replace(workload, arguments=arguments)
 
-        def taking(directory: Path) -> Workload:
-            more = {"take_over": str(directory)}
-            return replace(workload, arguments=workload.arguments | more)
-
-        world = World(ranks=int(target[2:]), topology=target, device="cpu")
-        handover = Handover(world=world, giving=giving, taking=taking)
+        topologies = ["dp2", *target.split(":")]
+        worlds = [World(ranks=int(t[2:]), topology=t, device="cpu") for t in topologies]
+        handover = Handover(route=Route(tuple(worlds)), leg=leg)
         return session.reshard(experiment, Schedule.parse(schedule), handover)
 
     return run
@@ -120,3 +125,89 @@ def test_a_state_that_cannot_be_handed_over_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(ReferenceFailedError, match="and this job has the RNG stream noise"):
         reshard("dp4", bug="has a stream of its own")
+
+
+LOST = "kill rank=1 at=step:4/backward"
+BACK = f"{LOST}; kill rank=0 at=step:7/backward attempt=2"
+
+
+@pytest.mark.parametrize(
+    ("route", "schedule", "ranks", "restored"),
+    [
+        pytest.param("dp1:dp2", BACK, [2, 1, 2], [None, 2, 6], id="and back"),
+        pytest.param("dp4:dp1", BACK, [2, 4, 1], [None, 2, 6], id="onto a third"),
+        pytest.param(
+            "dp4:dp1",
+            f"{LOST}; kill rank=3 at=restore/load attempt=2",
+            [2, 4, 1],
+            [None, 2],
+            id="struck while it restores there",
+        ),
+        pytest.param(
+            "dp1:dp1:dp2",
+            f"{LOST}; kill rank=0 at=restore/agree attempt=2; kill rank=0 at=step:5/data attempt=3",
+            [2, 1, 1, 2],
+            [None, 2, 4],
+            id="struck while it restores there, and back",
+        ),
+        pytest.param(
+            "dp1:dp2",
+            f"{LOST}; flip rank=0 at=step:7/data attempt=2; kill rank=0 at=step:7/data attempt=2",
+            [2, 1, 2],
+            [None, 2, 4],
+            id="falls back to what was saved there",
+        ),
+        pytest.param(
+            "dp1:dp4",
+            f"{LOST}; flip rank=0 at=step:5/data attempt=2; kill rank=0 at=step:5/data attempt=2",
+            [2, 1, 4],
+            [None, 2, 2],
+            id="falls back to what was saved before",
+        ),
+    ],
+)
+def test_a_run_may_change_its_topology_again_and_again(
+    reshard: Callable[..., Trial],
+    route: str,
+    schedule: str,
+    ranks: list[int],
+    restored: list[int | None],
+) -> None:
+    trial = reshard(route, schedule)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    assert [attempt.ranks for attempt in trial.run.attempts] == ranks
+    beginnings = read_trajectory(trial.run).beginnings
+    assert [beginning.restored for beginning in beginnings] == restored
+
+
+def test_what_only_the_way_back_leaves_out_is_called_by_name(
+    reshard: Callable[..., Trial],
+) -> None:
+    trial = reshard("dp1:dp2", BACK, bug="forgets the sampler coming back")
+    assert (trial.verdict, trial.judgement.component) == (Verdict.DIVERGED, "sampler")
+    assert "attempt 3, right after the restore of step 6 onto dp2: sampler" in trial.reason
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (LOST, "onto dp2 in attempt 3"),
+        (f"kill rank=1 at=step:2/data; {BACK.partition('; ')[2]}", "onto dp1 in attempt 2"),
+        (f"{LOST}; kill rank=0 at=start attempt=2", "onto dp1 in attempt 2"),
+    ],
+)
+def test_a_route_that_is_not_gone_to_its_end_never_passes(
+    reshard: Callable[..., Trial], schedule: str, said: str
+) -> None:
+    trial = reshard("dp1:dp2", schedule)
+    assert trial.verdict is Verdict.NOT_EXERCISED
+    assert f"no checkpoint was restored {said}" in trial.reason
+
+
+def test_a_rank_that_only_another_attempt_has_can_be_struck_in_it(
+    reshard: Callable[..., Trial],
+) -> None:
+    trial = reshard("dp4:dp2", f"{LOST}; kill rank=3 at=step:6/data attempt=2")
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    with pytest.raises(ImpossibleFaultError, match=r"attempt 3 has 2 ranks on 1 node"):
+        reshard("dp4:dp2", f"{BACK}; kill rank=3 at=step:7/data attempt=3")
