@@ -54,6 +54,16 @@ def test_a_killed_run_goes_on_on_another_topology(chaos_trial: ChaosTrial, targe
     assert trial.run.attempts[1].ranks == Topology.parse(target).world_size
 
 
+@pytest.mark.chaos(ranks=4, nodes=2, topology="fsdp4", steps=6, checkpoint_interval=2)
+def test_a_lost_node_comes_back_after_another_kill_in_the_restore(chaos_trial: ChaosTrial) -> None:
+    trial = chaos_trial(
+        "kill node=1 at=step:3/backward; kill rank=0 at=restore/load attempt=2; "
+        "kill rank=1 at=step:5/forward attempt=3",
+        reshard="fsdp2:fsdp2:fsdp4",
+    )
+    assert [attempt.ranks for attempt in trial.run.attempts] == [4, 2, 2, 4]
+
+
 @pytest.mark.chaos(ranks=4, nodes=2)
 def test_four_ddp_ranks_survive_the_loss_of_a_node(chaos_trial: ChaosTrial) -> None:
     trial = chaos_trial("kill node=1 at=step:12/backward")
