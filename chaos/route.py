@@ -50,7 +50,7 @@ def descent_of(attempt: int, route: Route, trajectory: Trajectory) -> Descent | 
     """Through which worlds the state came that an attempt began with.
 
     None if it is not known: the attempt never began, or with a checkpoint that no earlier attempt
-    of this run claims.
+    of this run can have saved.
     """
     beginning, world = trajectory.beginning(attempt), route.of(attempt)
     if beginning is None:
@@ -61,6 +61,8 @@ def descent_of(attempt: int, route: Route, trajectory: Trajectory) -> Descent | 
     if source is None or not 1 <= source < attempt:
         return None
     before = descent_of(source, route, trajectory)
-    if before is None or before[-1].world == world:
+    if before is None or beginning.restored <= (before[-1].since or 0):
+        return None
+    if before[-1].world == world:
         return before
     return (*before, Hop(world, beginning.restored))

@@ -151,6 +151,7 @@ def trajectory(tmp_path: Path, *beginnings: tuple[int | None, int | None]) -> Tr
         ([(None, None), (2, 2)], None),
         ([(None, None), (2, None)], None),
         ([(None, None), (2, 7)], None),
+        ([(None, None), (2, 1), (2, 2)], None),
     ],
 )
 def test_a_state_descends_from_the_worlds_it_has_passed_through(
