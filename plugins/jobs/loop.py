@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.recovery.buffers import settle_buffers
 from seatrial.recovery.fingerprint import Fingerprinter
 from seatrial.recovery.probe import around
 from seatrial.recovery.run_manifest import changes_between, describe, explain
@@ -83,6 +84,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         number = state.progress.step + 1
         with around("step", step=number):
             report = job.step(context)
+        settle_buffers(state.model)
         leaving = _advance(context, state, report, preemption)
         _record_step(context, state, fingerprinter, report)
         if leaving or settings.saves_at(number):
