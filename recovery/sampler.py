@@ -10,7 +10,8 @@ Does not load data or know ranks: every rank asks for the same global batch and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -54,6 +55,17 @@ class ShuffleSampler:
         indices = self._order[self.position : self.position + self.batch_size]
         self.position += len(indices)
         return self.epoch, indices.clone()
+
+    def upcoming(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """What `next_batch` will give, without taking it; for a loader that reads ahead.
+
+        The position is that of what was consumed, so the job takes each batch with `next_batch`
+        when it trains on it. A loader that calls `next_batch` itself moves the position by what its
+        workers have only prefetched, and a restart would skip that. Ask anew after a restore.
+        """
+        ahead = copy.copy(self)
+        while True:
+            yield ahead.next_batch()
 
     def state_dict(self) -> dict[str, int]:
         """Everything that decides the next batches, except the batch size."""

@@ -9,14 +9,14 @@ Kinds of parallelism are the bundled job's: see tests/jobs/test_resharding.py an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trials import experiment_of
 
 from seatrial.chaos.errors import ImpossibleFaultError, ReferenceFailedError
-from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.handover import Handover
 from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.route import Route
@@ -28,13 +28,6 @@ from seatrial.chaos.verdict import Verdict
 KILL = "kill rank=1 at=step:6/backward"
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    shared = Session(tmp_path_factory.mktemp("session"), owner="test")
-    yield shared
-    shared.close()
-
-
 @pytest.fixture
 def reshard(session: Session) -> Callable[..., Trial]:
     """``reshard("dp4", KILL, bug)``: a trial on two ranks whose restarts are on that topology.
@@ -43,19 +36,8 @@ def reshard(session: Session) -> Callable[..., Trial]:
     """
 
     def run(target: str, schedule: str = KILL, bug: str = "") -> Trial:
-        arguments = {"job": "resharding_job:ReshardingJob", "params": {"bug": bug}}
-        workload = Workload(
-            entry="seatrial.plugins.jobs.loop:run",
-            arguments=arguments | {"steps": 8, "interval": 2},
-            preload=("seatrial.plugins.jobs.loop", "resharding_job"),
-        )
-        experiment = Experiment(
-            workload=workload,
-            world=World(ranks=2, topology="dp2", device="cpu"),
-            seed=0,
-            steps=8,
-            checkpoint_interval=2,
-        )
+        experiment = experiment_of("resharding_job:ReshardingJob", {"bug": bug})
+        workload = experiment.workload
 
         def leg(taken: Path | None, given: Path | None, steps: int | None) -> Workload:
             more = {"take_over": str(taken or ""), "hand_off": str(given or "")}

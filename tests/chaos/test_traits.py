@@ -7,13 +7,13 @@ One job has all of it (tests/programs/traits_job.py); its runs are killed where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from small_trials import experiment_of
 
 from seatrial.chaos.experiment import Experiment
-from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.trajectory import read_trajectory
@@ -21,27 +21,7 @@ from seatrial.chaos.verdict import Verdict
 
 
 def experiment(interval: int, **params: object) -> Experiment:
-    arguments: dict[str, object] = {
-        "job": "traits_job:TraitsJob", "params": params, "steps": 8, "interval": interval,
-    }  # fmt: skip
-    return Experiment(
-        workload=Workload(
-            entry="seatrial.plugins.jobs.loop:run",
-            arguments=arguments,
-            preload=("seatrial.plugins.jobs.loop", "traits_job"),
-        ),
-        world=World(ranks=2, topology="dp2", device="cpu"),
-        seed=0,
-        steps=8,
-        checkpoint_interval=interval,
-    )
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    shared = Session(tmp_path_factory.mktemp("session"), owner="test")
-    yield shared
-    shared.close()
+    return experiment_of("traits_job:TraitsJob", params, interval=interval)
 
 
 @pytest.fixture

@@ -232,6 +232,20 @@ def take_over_all(context: RankContext, options: Options) -> object:
     return found
 
 
+def forget_tied(context: RankContext, options: Options) -> object:
+    """A run that `save` saved, restored; then one of two copies of the embedding is lost."""
+    job = GPTJob(**{name: value for name, value in options.items() if name != "source"})
+    state = job.build(context)
+    store = CheckpointStore(Path(options["source"]) / "store", topology=context.topology)
+    assert store.restore(state) is not None
+    fingerprinter = Fingerprinter(rank=context.rank)
+    restored = fingerprinter(state).to_json()
+    if context.rank == context.world_size - 1:
+        with torch.no_grad():
+            state.tensors()["model/token_embedding.weight"].zero_()
+    return {"restored": restored, "forgotten": fingerprinter(state).to_json()}
+
+
 def layouts(context: RankContext, _options: Options) -> object:
     """Fingerprints of tensors whole and cut in every way a 2x2 mesh allows."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))

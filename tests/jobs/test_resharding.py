@@ -100,6 +100,21 @@ def test_tensor_ranks_continue_one_stream(run_ranks: RunRanks, saved: Saved) -> 
     assert own[0] != own[2]
 
 
+def test_a_copy_of_tied_weights_that_one_stage_lost_is_named(
+    run_ranks: RunRanks, saved: Saved
+) -> None:
+    directory, before = saved("pp2")
+    ranks = run_ranks("forget_tied", "pp2", source=directory, **MODEL)
+    expected = combine([rank[-1]["fingerprint"] for rank in before], world_size=2)
+    restored, forgotten = (
+        combine([rank[when] for rank in ranks], world_size=2) for when in ("restored", "forgotten")
+    )
+    assert first_difference(expected, restored) is None
+    assert str(first_difference(expected, forgotten)) == (
+        "model/token_embedding.weight is not the same on all ranks"
+    )
+
+
 def test_a_model_that_is_another_one_is_refused_in_a_sentence(
     run_ranks: RunRanks, saved: Saved
 ) -> None:
