@@ -229,7 +229,11 @@ def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[F
         yield _diverged(difference, where, beginning.restored)
 
 
-_DECIDED_BY = {"samples": "sampler", "learning rate": "scheduler", "loss scale": "scaler"}
+_DECIDED_BY = {
+    **dict.fromkeys(("samples", "padding", "skipped"), "sampler"),
+    "learning rate": "scheduler",
+    "loss scale": "scaler",
+}
 """The component that decides an output of a step; the loss depends on all."""
 
 

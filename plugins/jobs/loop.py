@@ -172,6 +172,8 @@ def _record_step(
             "learning rate": [rate.hex() for rate in state.learning_rates()],
             "loss scale": state.loss_scale(),
             "samples": [report.epoch, list(report.samples)],
+            "padding": list(report.padding),
+            "skipped": list(report.skipped),
         },
         fingerprint=fingerprinter(state).to_json(),
     )

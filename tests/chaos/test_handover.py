@@ -35,8 +35,8 @@ def reshard(session: Session) -> Callable[..., Trial]:
     ``dp4:dp2`` is one restart on each.
     """
 
-    def run(target: str, schedule: str = KILL, bug: str = "") -> Trial:
-        experiment = experiment_of("resharding_job:ReshardingJob", {"bug": bug})
+    def run(target: str, schedule: str = KILL, bug: str = "", tail: str = "partial") -> Trial:
+        experiment = experiment_of("resharding_job:ReshardingJob", {"bug": bug, "tail": tail})
         workload = experiment.workload
 
         def leg(taken: Path | None, given: Path | None, steps: int | None) -> Workload:
@@ -160,6 +160,20 @@ def test_a_run_may_change_its_topology_again_and_again(
     assert [attempt.ranks for attempt in trial.run.attempts] == ranks
     beginnings = read_trajectory(trial.run).beginnings
     assert [beginning.restored for beginning in beginnings] == restored
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_every_sample_has_one_owner_whatever_becomes_of_the_end_of_an_epoch(
+    reshard: Callable[..., Trial], tail: str
+) -> None:
+    # The epoch ends on one rank, in the attempt between two losses.
+    trial = reshard("dp1:dp4", BACK, tail=tail)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    lineage = read_trajectory(trial.run).lineage()
+    assert [step.attempt for step in lineage] == [1, 1, 2, 2, 2, 2, 3, 3]
+    sizes = [sum(len(rank["samples"][1]) for rank in step.outputs) for step in lineage[4:7]]
+    filled = sum(len(rank["padding"]) for rank in lineage[5].outputs)
+    assert (sizes, filled) == (([8, 4, 8], 4) if tail == "pad" else ([8, 8, 8], 0))
 
 
 def test_what_only_the_way_back_leaves_out_is_called_by_name(
