@@ -13,6 +13,7 @@ from seatrial.recovery.compare import Difference, first_difference, first_mispla
 from seatrial.recovery.errors import NoValidCheckpointError
 
 from .case import Case, Finding, Leg, Verdict
+from .data import refused_a_record, unnoticed_records
 from .diagnosis import likely_cause
 from .effects import ineffective_strikes
 from .fault import DAMAGE
@@ -63,7 +64,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
             continue  # refused for what the schedule did: see `ended_well`
         if attempt.ending == "completed":
             continue
-        struck = [strike.t for strike in case.run.strikes() if _can_end(strike, attempt)]
+        struck = [strike.t for strike in case.run.strikes() if _can_end(case, strike, attempt)]
         verdict = Verdict.HUNG if attempt.ending == "hung" else Verdict.UNRECOVERABLE
         if not struck:
             yield Finding(
@@ -81,10 +82,13 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _can_end(strike: Strike, attempt: Attempt) -> bool:
-    """Whether a strike is one that ends ``attempt``: a stop that is soon over is not."""
+def _can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
+    """Whether a strike is one that ends ``attempt``: a stop or a delay that is soon over is not,
+    nor a spoilt record that the rank did not refuse."""
     if strike.attempt != attempt.number or strike.action in DAMAGE:
         return False
+    if strike.action == "spoil":
+        return refused_a_record(case.run, attempt.number, strike.rank)
     return strike.resume is None or strike.t + strike.resume > attempt.ended_t
 
 
@@ -96,6 +100,11 @@ def _found_none_valid(case: Case, attempt: Attempt) -> bool:
 def _said(attempt: Attempt) -> str:
     lines = attempt.output.splitlines()
     return f" (last output: {lines[-1].strip()})" if lines else ""
+
+
+def spoilt_records_are_noticed(case: Case) -> Iterator[Finding]:
+    for reason, step in unnoticed_records(case.run):
+        yield Finding(verdict=Verdict.CORRUPTION_UNDETECTED, reason=reason, step=step)
 
 
 def store_is_whole(case: Case) -> Iterator[Finding]:
@@ -348,6 +357,7 @@ def nothing_is_left(case: Case) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     was_exercised,
     was_resharded,
+    spoilt_records_are_noticed,
     store_is_whole,
     acknowledged_is_kept,
     resumed_from_newest,

@@ -33,11 +33,15 @@ class Event:
     directory_only: bool = False
 
 
+RECORD = "data/record"
+"""The event whose bytes are in hand."""
+
 EVENTS = (
     Event("start", "process", "the rank's process runs, its process group does not exist yet"),
     Event("exit", "process", "the rank has finished its work and is about to leave"),
     Event("step", "step", "one whole optimizer step, without its checkpoint"),
     Event("data", "step", "the next batch is fetched"),
+    Event(RECORD, "step", "one record of a `RecordFile` has been read, its digest is not checked"),
     Event("forward", "step", "forward pass of one micro-batch"),
     Event("backward", "step", "backward pass of one micro-batch"),
     Event("optimizer", "step", "unscale, clip, optimizer, scaler and scheduler step"),

@@ -14,6 +14,7 @@ from .schedule import Shape
 class Experiment:
     """The job on trial and the size of its runs; what a reference is the reference of.
 
+    ``data_faults`` is a schedule that every run meets, the reference too: its data is like that.
     ``timeout_s`` is how long no rank may do anything; None derives it from the reference.
     """
 
@@ -26,6 +27,7 @@ class Experiment:
     timeout_s: float | None = None
     launcher: str = "fork"
     object_store: bool = False
+    data_faults: str = "clean"
 
     @property
     def shape(self) -> Shape:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from .errors import FaultSyntaxError
-from .events import At
+from .events import RECORD, At
 
 When = Literal["before", "after"]
 
@@ -35,16 +35,24 @@ ACTIONS = {
         Action("terminate", "SIGTERM, then SIGKILL after grace=SECONDS: a preemption", ("grace",)),
         Action("exit", "the process leaves with code=N and no clean-up", ("code",)),
         Action("raise", "an exception is thrown into the job"),
+        Action("delay", "the rank waits for seconds=SECONDS: a slow shard of data", ("seconds",)),
+        Action(
+            "spoil",
+            "one bit of the record flips that the rank has read; record=N only of that one",
+            ("record",),
+        ),
         Action("oom", "memory runs out: RLIMIT_AS is lowered and exhausted"),
         Action("tear", "the rank's file in the newest checkpoint loses its second half", ("part",)),
         Action("flip", "one bit of the rank's file in the newest checkpoint flips", ("part",)),
         Action("remove", "the rank's file in the newest checkpoint disappears", ("part",)),
     )
 }
-"""Every action by name; ``tear``, ``flip`` and ``remove`` damage storage, the rest the process."""
+"""Every action by name; ``tear``, ``flip`` and ``remove`` damage storage, ``spoil`` the data."""
 
 DAMAGE = ("tear", "flip", "remove")
 PARTS = ("shard", "objects", "manifest")
+OPTIONS = ("code", "grace", "resume", "part", "seconds", "record")
+"""Options of single actions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,8 @@ class Fault:
         grace: seconds between the SIGTERM and the SIGKILL of ``terminate``.
         resume: seconds after which ``stop`` continues the process; never if None.
         part: which file ``tear``, ``flip`` and ``remove`` damage, one of `PARTS`.
+        seconds: how long ``delay`` waits.
+        record: the only record that ``spoil`` counts, by number; any if None.
     """
 
     action: str
@@ -77,6 +87,8 @@ class Fault:
     grace: float = 30.0
     resume: float | None = None
     part: str = "shard"
+    seconds: float = 1.0
+    record: int | None = None
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -86,7 +98,7 @@ class Fault:
         if (self.rank is not None) + (self.node is not None) + self.everyone != 1:
             raise FaultSyntaxError(f"{self.action}: say whom: rank=N, rank=* or node=N")
         allowed = ACTIONS[self.action].options
-        for option in ("code", "grace", "resume", "part"):
+        for option in OPTIONS:
             if option not in allowed and getattr(self, option) != _DEFAULTS[option]:
                 takes = ", ".join(allowed) or "no option of its own"
                 raise FaultSyntaxError(f"{self.action} does not take {option}=; it takes {takes}")
@@ -96,7 +108,11 @@ class Fault:
             raise FaultSyntaxError(f"{self.whom}: ranks and nodes count from 0")
         if self.when not in ("before", "after"):
             raise FaultSyntaxError(f"when={self.when!r} should be 'before' or 'after'")
-        for option, seconds in (("grace", self.grace), ("resume", self.resume or 0.0)):
+        if self.action == "spoil" and (self.when, self.at.name) != ("before", RECORD):
+            raise FaultSyntaxError(f"spoil strikes before at={RECORD}, where a record is in hand")
+        for option, seconds in (
+            ("grace", self.grace), ("resume", self.resume or 0.0), ("seconds", self.seconds)
+        ):  # fmt: skip
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise FaultSyntaxError(f"{option}={seconds} should be a number of seconds")
         if self.nth < 1 or (self.attempt is not None and self.attempt < 1):
@@ -135,7 +151,7 @@ class Fault:
 
     def __str__(self) -> str:
         words = [self.action, self.whom, f"at={self.at}"]
-        for name in ("nth", "when", "attempt", "persistent", "code", "grace", "resume", "part"):
+        for name in ("nth", "when", "attempt", "persistent", *OPTIONS):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 words.append(f"{name}={_show(value)}")
@@ -161,7 +177,14 @@ class Fault:
         words += [f"grace{self.grace:g}"] if self.grace != _DEFAULTS["grace"] else []
         words += [f"resume{self.resume:g}"] if self.resume is not None else []
         words += [self.part] if self.action in DAMAGE and self.part != "shard" else []
+        words += [f"seconds{self.seconds:g}"] if self.seconds != _DEFAULTS["seconds"] else []
+        words += [f"record{self.record}"] if self.record is not None else []
         return "-".join(words)
+
+    @property
+    def is_in_the_data(self) -> bool:
+        """Whether this is no accident of a run, but a record that is damaged for good."""
+        return self.action == "spoil" and self.persistent
 
     def targets(self, *, world_size: int, ranks_per_node: int) -> tuple[int, ...]:
         """The ranks that the fault strikes."""
@@ -216,6 +239,8 @@ _READERS: dict[str, Callable[[str], object]] = {
     "grace": _seconds,
     "resume": _seconds,
     "part": str,
+    "seconds": _seconds,
+    "record": _count,
 }
 
 

@@ -10,8 +10,10 @@ and each has a step of its own, so that a save in the background and the trainin
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,30 +67,39 @@ class Injector:
         step = facts.get("step")
         if isinstance(step, int):
             self._thread.step = step
-        self._trace.record("event", event=event, edge=edge, **{"step": self._step, **facts})
+        known = {name: value for name, value in facts.items() if name != "data"}
+        self._trace.record("event", event=event, edge=edge, **{"step": self._step, **known})
         # All count before one strikes: the strike may raise.
         with self._counting:
             faults = enumerate(self._schedule.faults)
-            due = [(index, f) for index, f in faults if self._is_due(index, f, event, edge)]
+            due = [(i, f) for i, f in faults if self._is_due(i, f, event, edge, facts)]
         for index, fault in due:
-            self._strike(index, fault, event, edge)
+            self._strike(index, fault, event, edge, facts)
 
     @property
     def _step(self) -> int | None:
         step: int | None = getattr(self._thread, "step", None)
         return step
 
-    def _is_due(self, index: int, fault: Fault, event: str, edge: str) -> bool:
+    def _is_due(
+        self, index: int, fault: Fault, event: str, edge: str, facts: dict[str, object]
+    ) -> bool:
         if fault.when != edge or self._position.rank not in self._targets[index]:
             return False
         if fault.attempt not in (None, self._position.attempt):
             return False
         if not fault.at.matches(event, self._step):
             return False
+        if fault.record not in (None, facts.get("record")):
+            return False
         self._counts[index] += 1
+        if fault.is_in_the_data:  # and so whenever it is read
+            return self._counts[index] >= fault.nth
         return self._counts[index] == fault.nth
 
-    def _strike(self, index: int, fault: Fault, event: str, edge: str) -> None:
+    def _strike(
+        self, index: int, fault: Fault, event: str, edge: str, facts: dict[str, object]
+    ) -> None:
         own = self._position.rank
         together = fault.action in _SIGNALS
         claimed: list[int] = []
@@ -99,7 +110,7 @@ class Injector:
                 # could kill each other before either is done.
                 break
             claimed.append(rank)
-        if not claimed:
+        if not claimed and not fault.is_in_the_data:
             return
         self._trace.record("strike", fault=str(fault), ranks=claimed)
         if together:
@@ -109,12 +120,23 @@ class Injector:
             self._trace.record(
                 "damage", fault=index, step=what.step, file=what.file, change=what.change
             )
+        elif fault.action == "spoil":
+            self._spoil(index, facts)
+        elif fault.action == "delay":
+            time.sleep(fault.seconds)
         elif fault.action == "raise":
             raise InjectedError(f"injected by the fault '{fault}'")
         elif fault.action == "exit":
             os._exit(fault.code)
         elif fault.action == "oom":
             exhaust_memory()
+
+    def _spoil(self, index: int, facts: dict[str, object]) -> None:
+        data, record = facts.get("data"), facts.get("record")
+        if isinstance(data, bytearray) and data:
+            choice = random.Random(f"{self._schedule.seed + index}/{record}")
+            data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+            self._trace.record("spoilt", fault=index, record=record, step=self._step)
 
     def _describe(self, index: int, fault: Fault, rank: int, event: str, edge: str) -> Strike:
         return Strike(
@@ -127,7 +149,7 @@ class Injector:
             step=self._step,
             t=Ledger.now(),
             grace=fault.grace if fault.action == "terminate" else None,
-            resume=fault.resume if fault.action == "stop" else None,
+            resume={"stop": fault.resume, "delay": fault.seconds}.get(fault.action),
         )
 
     def _signal_all(self, fault: Fault, ranks: list[int]) -> None:

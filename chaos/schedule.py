@@ -55,6 +55,11 @@ class Schedule:
         return "; ".join(parts)
 
     @property
+    def in_the_data(self) -> Schedule:
+        """The faults that an uninterrupted run meets too, because its data has them."""
+        return Schedule(tuple(each for each in self.faults if each.is_in_the_data), self.seed)
+
+    @property
     def label(self) -> str:
         """A readable test identifier, such as ``kill[rank1-step12-backward]``."""
         if not self.faults:

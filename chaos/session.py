@@ -17,7 +17,7 @@ from seatrial.recovery.storage import is_url
 
 from . import stores as places
 from .case import Resharded
-from .errors import ChaosError, LaunchError
+from .errors import ChaosError, LaunchError, ReferenceFailedError
 from .experiment import Experiment
 from .handover import Handover, Oracles
 from .launch.launcher import LocalLauncher
@@ -88,7 +88,7 @@ class Session:
                 deterministic.
         """
         require_possible(schedule, experiment.shape)
-        reference = self.reference(experiment, progress=progress)
+        experiment, reference = self._with_its_data(experiment, schedule, progress)
         directory, store = self._fresh()
         steps = range(1, experiment.steps + 1)
         return self._judged(experiment, schedule, reference, directory, store, steps, progress)
@@ -108,14 +108,15 @@ class Session:
         """
         route = handover.route
         require_possible(schedule, replace(experiment.shape, later=route.sizes[1:]))
-        reference = self.reference(experiment, progress=progress)
+        experiment, reference = self._with_its_data(experiment, schedule, progress)
         directory, store = self._fresh()
         limits = self._limits(experiment, reference)
         run = self._run(experiment, schedule, directory, store, limits, progress, route)
 
         def run_clean(subject: Experiment, directory: Path, store: Path) -> Run:
             patient = replace(limits, max_restarts=0)
-            return self._run(subject, Schedule(), directory, str(store), patient, progress)
+            data = Schedule.parse(subject.data_faults)
+            return self._run(subject, data, directory, str(store), patient, progress)
 
         oracles = Oracles(
             experiment=experiment,
@@ -164,12 +165,13 @@ class Session:
 
         def run_clean(directory: Path, store: Path, silence_s: float) -> Run:
             limits = Limits(max_restarts=0, silence_s=silence_s, stopped_silence_s=silence_s)
+            data = Schedule.parse(experiment.data_faults)
             if self._own_stores is None or not is_url(self._own_stores):
-                return self._run(experiment, Schedule(), directory, str(store), limits, progress)
+                return self._run(experiment, data, directory, str(store), limits, progress)
             # At the pace of the store on trial; what is kept of it is kept here.
             remote = places.below(self._own_stores, store.name)
             try:
-                run = self._run(experiment, Schedule(), directory, remote, limits, progress)
+                run = self._run(experiment, data, directory, remote, limits, progress)
                 places.keep(remote, store)
             finally:
                 places.remove(remote)
@@ -179,6 +181,19 @@ class Session:
             found = obtain_reference(experiment, self._root, run_clean)
             self._references[experiment.key] = found
         return self._references[experiment.key]
+
+    def _with_its_data(
+        self, experiment: Experiment, schedule: Schedule, progress: Progress | None
+    ) -> tuple[Experiment, Reference]:
+        """The experiment on data that is damaged as the schedule says for good, if the job can go
+        on with it; one that stops there is compared as far as it comes."""
+        if schedule.in_the_data.faults:
+            damaged = replace(experiment, data_faults=str(schedule.in_the_data))
+            try:
+                return damaged, self.reference(damaged, progress=progress)
+            except ReferenceFailedError:
+                pass
+        return experiment, self.reference(experiment, progress=progress)
 
     def keep(self, trial: Trial, directory: Path) -> None:
         """Copy a trial's traces, strikes, rank output and store to ``directory``."""

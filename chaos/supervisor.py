@@ -244,7 +244,8 @@ class _Watch:
     def _send_due_signals(self) -> None:
         now = time.monotonic()
         for strike in self._strikes():
-            for delay, number in ((strike.grace, signal.SIGKILL), (strike.resume, signal.SIGCONT)):
+            stopped_for = strike.resume if strike.action == "stop" else None
+            for delay, number in ((strike.grace, signal.SIGKILL), (stopped_for, signal.SIGCONT)):
                 key = (strike.fault, strike.rank)
                 if delay is not None and now >= strike.t + delay and key not in self._signalled:
                     self._signalled.add(key)

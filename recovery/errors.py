@@ -7,6 +7,7 @@ __all__ = [
     "AlreadyPublishedError",
     "CheckpointError",
     "DamagedCheckpointError",
+    "DamagedRecordError",
     "ManifestError",
     "MismatchError",
     "NoValidCheckpointError",
@@ -28,6 +29,10 @@ class TopologyError(RecoveryError, ValueError):
 
 class StateError(RecoveryError):
     """A piece of training state that cannot be captured or put back."""
+
+
+class DamagedRecordError(RecoveryError):
+    """A record of the data that is missing or does not have its digest."""
 
 
 class CheckpointError(RecoveryError):

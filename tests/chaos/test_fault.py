@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seatrial.chaos.errors import FaultSyntaxError
-from seatrial.chaos.events import EVENTS, At
+from seatrial.chaos.events import EVENTS, RECORD, At
 from seatrial.chaos.fault import ACTIONS, PARTS, Fault
 
 _NAMES = [event.name for event in EVENTS]
@@ -37,13 +37,16 @@ def faults(draw: st.DrawFn) -> Fault:
         "grace": _SECONDS,
         "resume": st.none() | _SECONDS,
         "part": st.sampled_from(PARTS),
+        "seconds": _SECONDS,
+        "record": st.none() | st.integers(0, 10**6),
     }
     own = {name: draw(options[name]) for name in ACTIONS[action].options}
+    reads = action == "spoil"
     return Fault(
         action=action,
-        at=draw(ats),
+        at=At(RECORD, draw(ats).step) if reads else draw(ats),
         nth=draw(st.integers(1, 10**6)),
-        when=draw(st.sampled_from(["before", "after"])),
+        when=draw(st.sampled_from(["before"] if reads else ["before", "after"])),
         attempt=draw(st.none() | st.integers(1, 100)),
         persistent=draw(st.booleans()),
         **values,

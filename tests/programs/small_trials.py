@@ -5,7 +5,10 @@ from __future__ import annotations
 from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.launch.plan import Workload, World
 
-JOBS = ("bucket_trap_job", "loader_job", "resharding_job", "tiny_job", "traits_job")
+JOBS = (
+    *("bucket_trap_job", "loader_job", "records_job", "resharding_job"),
+    *("tiny_job", "traits_job"),
+)
 
 
 def experiment_of(
