@@ -141,9 +141,9 @@ class TrainingState:
         present |= {"model", "rng", "progress", *(["optimizer"] if self.optimizers else [])}
         return (*(name for name in BUILT_IN_COMPONENTS if name in present), *self._extra)
 
-    def is_extra_module(self, component: str) -> bool:
-        """Whether a component is a module besides the model."""
-        return component != "model" and component in self._modules
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """The components that are modules, by name, ``model`` first."""
+        return dict(self._modules)
 
     def stateful(self) -> dict[str, Stateful]:
         """The components that save themselves by ``state_dict()``, by name."""

@@ -27,7 +27,7 @@ def test_fsdp2_recovers(chaos_trial: ChaosTrial, schedule: str) -> None:
     chaos_trial(schedule)
 
 
-@pytest.mark.chaos(steps=6, checkpoint_interval=2)
+@pytest.mark.chaos(steps=4, checkpoint_interval=2)
 @pytest.mark.parametrize(
     "topology",
     [
@@ -39,7 +39,7 @@ def test_every_topology_recovers(chaos_trial: ChaosTrial, topology: str) -> None
     ranks = Topology.parse(topology).world_size
     experts = 4 if topology.startswith("ep") else 0
     trial = chaos_trial(
-        "kill rank=1 at=step:6/backward",
+        "kill rank=1 at=step:4/backward",
         topology=topology,
         ranks=ranks,
         params={"experts": experts},
@@ -47,10 +47,10 @@ def test_every_topology_recovers(chaos_trial: ChaosTrial, topology: str) -> None
     assert trial.steps_lost == 1
 
 
-@pytest.mark.chaos(steps=6, checkpoint_interval=2)
+@pytest.mark.chaos(steps=4, checkpoint_interval=2)
 @pytest.mark.parametrize("target", ["dp4", "dp2-tp2", "tp2-pp2", "zero1-dp2", "dp1"])
 def test_a_killed_run_goes_on_on_another_topology(chaos_trial: ChaosTrial, target: str) -> None:
-    trial = chaos_trial("kill rank=1 at=step:6/backward", reshard=target)
+    trial = chaos_trial("kill rank=1 at=step:4/backward", reshard=target)
     assert trial.run.attempts[1].ranks == Topology.parse(target).world_size
 
 

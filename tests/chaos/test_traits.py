@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from small_trials import experiment_of
+from small_trials import experiment_of, handover_of
 
 from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.schedule import Schedule
@@ -62,6 +62,14 @@ def test_a_job_with_every_trap_recovers(
     assert trial.verdict is Verdict.RECOVERED, trial.reason
     beginnings = read_trajectory(trial.run).beginnings
     assert [each.restored for each in beginnings] == [None, *restored]
+
+
+def test_a_job_with_every_trap_may_change_its_ranks_and_change_them_back(session: Session) -> None:
+    subject = experiment(2)
+    schedule = "kill rank=1 at=step:5/backward nth=2; kill rank=0 at=step:7/forward attempt=2"
+    trial = session.reshard(subject, Schedule.parse(schedule), handover_of(subject, "dp1:dp2"))
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    assert [attempt.ranks for attempt in trial.run.attempts] == [2, 1, 2]
 
 
 @pytest.mark.parametrize(

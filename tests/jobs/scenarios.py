@@ -168,7 +168,7 @@ def prove(context: RankContext, options: Options) -> object:
         "clipped": moments(context, {**still, "clip": "0.05"}),
         "overflow": overflow(context, dict(options)),
         "phases": phases(context, dict(options)),
-        "resume": resume(context, {**options, "before": "2", "after": "3"}),
+        "resume": resume(context, {**options, "before": "2", "after": "2"}),
     }
 
 

@@ -54,7 +54,12 @@ class ReshardingJob(BucketTrapJob):
     def build(self, context: Any) -> TrainingState:
         super().build(context)
         make = ForgetfulState if "forgets" in self.own_bug else TrainingState
-        stream = {"noise": torch.Generator()} if "stream" in self.own_bug else {}
+        stream = {}
+        if "stream" in self.own_bug:
+            noise = stream["noise"] = torch.Generator().manual_seed(context.rank)
+            self.model.register_forward_pre_hook(
+                lambda _, inputs: (inputs[0] + 0.1 * torch.randn(4, generator=noise),)
+            )
         self.budget = Budget()
         state = make(
             model=self.model,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from seatrial.chaos.experiment import Experiment
+from seatrial.chaos.handover import Handover
 from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.route import Route
 
 JOBS = (
     *("bucket_trap_job", "loader_job", "records_job", "resharding_job"),
@@ -32,3 +37,15 @@ def experiment_of(
         steps=steps,
         checkpoint_interval=interval,
     )
+
+
+def handover_of(experiment: Experiment, restarts: str) -> Handover:
+    """Restarts on data-parallel ranks: ``dp4``, or ``dp1:dp2`` for one after the other."""
+    workload = experiment.workload
+
+    def leg(taken: Path | None, given: Path | None, steps: int | None) -> Workload:
+        more = {"take_over": str(taken or ""), "hand_off": str(given or ""), "stop_after": steps}
+        return replace(workload, arguments={**workload.arguments, **more})
+
+    worlds = [World(ranks=int(t[2:]), topology=t, device="cpu") for t in restarts.split(":")]
+    return Handover(route=Route((experiment.world, *worlds)), leg=leg)
