@@ -54,7 +54,10 @@ def _was_tried(case: Case, number: int, *, stays: bool) -> bool:
     struck = [each for each in case.run.strikes() if each.attempt in attempts]
     if any(each.event.startswith("restore") for each in struck):
         return True
-    return any(each.restored for each in begun) or bool(attempts and not begun and not struck)
+    # Saved before this world was come to: one that started anew there has nothing to show.
+    if any(each.restored and (each.source or 0) < number for each in begun):
+        return True
+    return bool(attempts and not begun and not struck)
 
 
 def is_explained(case: Case) -> Iterator[Finding]:

@@ -184,7 +184,8 @@ class Fault:
     @property
     def is_in_the_data(self) -> bool:
         """Whether this is no accident of a run, but a record that is damaged for good."""
-        return self.action == "spoil" and self.persistent
+        counts = self.nth > 1 or self.attempt is not None
+        return self.action == "spoil" and self.persistent and not counts
 
     def targets(self, *, world_size: int, ranks_per_node: int) -> tuple[int, ...]:
         """The ranks that the fault strikes."""

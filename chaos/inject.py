@@ -93,9 +93,8 @@ class Injector:
         if fault.record not in (None, facts.get("record")):
             return False
         self._counts[index] += 1
-        if fault.is_in_the_data:  # and so whenever it is read
-            return self._counts[index] >= fault.nth
-        return self._counts[index] == fault.nth
+        # What is damaged for good is so whenever it is read.
+        return self._counts[index] == fault.nth or fault.is_in_the_data
 
     def _strike(
         self, index: int, fault: Fault, event: str, edge: str, facts: dict[str, object]

@@ -79,7 +79,15 @@ def test_a_component_that_its_own_code_loses_elsewhere_is_found(
     assert trial.judgement.component == "budget"
 
 
-@pytest.mark.parametrize("schedule", ["clean", "kill rank=1 at=step:1/data"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "clean",
+        "kill rank=1 at=step:1/data",
+        # Restores there what was saved there, by a run that started anew.
+        "kill rank=1 at=step:1/data; kill rank=1 at=step:5/data attempt=2",
+    ],
+)
 def test_a_trial_that_restores_nothing_elsewhere_never_passes(
     reshard: Callable[..., Trial], schedule: str
 ) -> None:
