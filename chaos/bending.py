@@ -46,7 +46,7 @@ def _ended_by(case: Case, strike: Strike) -> bool:
     if any({str(e["type"]), *map(str, _causes(e))} & set(_DETECTED) for e in errors):
         return True
     others = (each for each in case.run.strikes() if each.attempt == strike.attempt)
-    return not any(each.action not in BENDING for each in others)
+    return not any(each.action not in (*BENDING, "delay") for each in others)
 
 
 def _causes(error: dict[str, object]) -> list[object]:
@@ -56,9 +56,10 @@ def _causes(error: dict[str, object]) -> list[object]:
 
 
 def _wrong_steps(case: Case, strike: Strike) -> Iterator[Step]:
-    """Steps since the strike, in its attempt, that differ from the reference."""
-    expected = {step.number: step for step in case.reference_of(strike.attempt).steps}
-    for step in case.trajectory.of_attempt(strike.attempt):
+    """Steps since the strike, in its attempt, that differ from what it is compared with."""
+    leg = case.leg_of(strike.attempt)
+    expected = {step.number: step for step in leg.oracle.steps} if leg else {}
+    for step in case.trajectory.of_attempt(strike.attempt) if leg else ():
         if step.number >= (strike.step or 0) and _differs(step, expected.get(step.number)):
             yield step
 
@@ -86,7 +87,8 @@ def is_abandoned(case: Case, step: Step) -> bool:
 def wrongly_published(case: Case) -> Iterator[tuple[Step, Step]]:
     """The first wrong step after a bent call, and one whose checkpoint was published after it."""
     for strike in bends(case):
-        expected = {step.number: step.state for step in case.reference_of(strike.attempt).steps}
+        leg = case.leg_of(strike.attempt)
+        expected = {step.number: step.state for step in leg.oracle.steps} if leg else {}
         # A wrong loss alone is in no checkpoint.
         found = _wrong_steps(case, strike)
         wrong = [step for step in found if step.state != expected.get(step.number)]

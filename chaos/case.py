@@ -5,11 +5,12 @@ Torch-free values; `seatrial.chaos.checks` looks at them, `seatrial.chaos.verdic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from .route import Route
 from .run import Run
 from .schedule import Schedule
 from .trace import Record
@@ -42,16 +43,26 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resharded:
-    """That every attempt but the first ran on another topology.
+class Leg:
+    """What an attempt is compared with: an uninterrupted run on its topology.
 
-    ``oracle`` is what they are compared with: a run on that topology which the reference handed its
-    state to at ``step``, beside the checkpoint. None if nothing was restored there.
+    ``since`` is the step at which the state came to this topology, handed over beside the
+    checkpoint; None where it came from no other.
     """
 
-    topology: str
-    step: int | None = None
-    oracle: Trajectory | None = None
+    oracle: Trajectory
+    since: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resharded:
+    """That attempts ran on the topologies of ``route``; ``legs`` by attempt.
+
+    An attempt without a leg has nothing that it could be compared with.
+    """
+
+    route: Route
+    legs: Mapping[int, Leg]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +77,11 @@ class Case:
     expected_steps: range
     resharded: Resharded | None = None
 
-    def reference_of(self, attempt: int) -> Trajectory:
-        """What an attempt is compared with."""
-        if attempt > 1 and self.resharded is not None and self.resharded.oracle is not None:
-            return self.resharded.oracle
-        return self.reference
+    def leg_of(self, attempt: int | None) -> Leg | None:
+        """What an attempt is compared with; None if nothing is known that it must equal."""
+        if self.resharded is None:
+            return Leg(oracle=self.reference)
+        return None if attempt is None else self.resharded.legs.get(attempt)
 
     def is_damaged(self, step: int, attempt: int) -> bool:
         """Whether the schedule damaged this step's checkpoint, and nobody saved it again since.

@@ -14,12 +14,13 @@ from seatrial.recovery.errors import NoValidCheckpointError
 
 from .actions import ACTIONS, DAMAGE
 from .bending import is_abandoned, wrongly_published
-from .case import Case, Finding, Verdict
+from .case import Case, Finding, Leg, Verdict
+from .data import refused_a_record, unnoticed_records
 from .diagnosis import likely_cause
 from .effects import ended_by_operation, ineffective_strikes
 from .events import STORAGE
 from .ledger import Strike
-from .run import Attempt, Run
+from .run import Attempt
 from .samples import sample_faults
 from .supervisor import PREEMPTED
 from .trace import Record
@@ -62,16 +63,34 @@ def _misread(trace: list[Record]) -> Iterator[Record]:
 
 
 def was_resharded(case: Case) -> Iterator[Finding]:
-    """A trial of a resharded restore needs one."""
-    if case.resharded is not None and case.resharded.step is None:
-        later = [each for each in case.trajectory.beginnings if each.attempt > 1]
-        refused = len(case.run.attempts) > 1 and not later
-        if not refused:
+    """Of a trial of resharded restores, every restart of the route must have restored something."""
+    if case.resharded is None:
+        return
+    route = case.resharded.route
+    for number in range(2, len(route.worlds) + 1):
+        if not _was_tried(case, number, stays=number == len(route.worlds)):
             yield Finding(
                 verdict=Verdict.NOT_EXERCISED,
-                reason=f"no checkpoint was restored onto {case.resharded.topology}: the fault must "
-                "end the first attempt after a checkpoint",
+                reason=f"no checkpoint was restored onto {route.of(number).topology} in attempt "
+                f"{number}: a fault must end the attempt before it, after a checkpoint",
             )
+
+
+def _was_tried(case: Case, number: int, *, stays: bool) -> bool:
+    """Whether an attempt, or a later one where the world ``stays``, restored, or was struck then.
+
+    Also if it failed though nothing struck in it: that is for other checks.
+    """
+    last = case.run.attempts[-1].number
+    attempts = range(number, 1 + (last if stays else min(last, number)))
+    begun = [each for each in case.trajectory.beginnings if each.attempt in attempts]
+    struck = [each for each in case.run.strikes() if each.attempt in attempts]
+    if any(each.event.startswith("restore") for each in struck):
+        return True
+    # Saved before this world was come to: one that started anew there has nothing to show.
+    if any(each.restored and (each.source or 0) < number for each in begun):
+        return True
+    return bool(attempts and not begun and not struck)
 
 
 def is_explained(case: Case) -> Iterator[Finding]:
@@ -81,8 +100,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
             continue  # refused for what the schedule did: see `ended_well`
         if attempt.ending == "completed":
             continue
-        strikes = case.run.strikes()
-        struck = [each.t for each in strikes if _can_end(case.run, each, attempt)]
+        struck = [strike.t for strike in case.run.strikes() if _can_end(case, strike, attempt)]
         verdict = Verdict.HUNG if attempt.ending == "hung" else Verdict.UNRECOVERABLE
         if not struck:
             yield Finding(
@@ -100,15 +118,18 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _can_end(run: Run, strike: Strike, attempt: Attempt) -> bool:
-    """Whether a strike is one that ends ``attempt``: a stop or delay that is soon over is not.
+def _can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
+    """Whether a strike is one that ends ``attempt``: a stop or a delay that is soon over is not,
+    nor a spoilt record that the rank did not refuse.
 
     An altered operation is one only if it still goes on, or if an error tells of it.
     """
     if strike.attempt != attempt.number or strike.action in DAMAGE:
         return False
+    if strike.action == "spoil":
+        return refused_a_record(case.run, attempt.number, strike.rank)
     if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
-        return ended_by_operation(run, strike)
+        return ended_by_operation(case.run, strike)
     return strike.resume is None or strike.t + strike.resume > attempt.ended_t
 
 
@@ -120,6 +141,11 @@ def _found_none_valid(case: Case, attempt: Attempt) -> bool:
 def _said(attempt: Attempt) -> str:
     lines = attempt.output.splitlines()
     return f" (last output: {lines[-1].strip()})" if lines else ""
+
+
+def spoilt_records_are_noticed(case: Case) -> Iterator[Finding]:
+    for reason, step in unnoticed_records(case.run):
+        yield Finding(verdict=Verdict.CORRUPTION_UNDETECTED, reason=reason, step=step)
 
 
 def store_is_whole(case: Case) -> Iterator[Finding]:
@@ -201,11 +227,18 @@ def nothing_wrong_was_published(case: Case) -> Iterator[Finding]:
 def states_are_equal(case: Case) -> Iterator[Finding]:
     """Where each attempt began, then each of its steps, bitwise against the reference."""
     for attempt in case.run.attempts:
-        expected = {step.number: step for step in case.reference_of(attempt.number).steps}
         beginning = case.trajectory.beginning(attempt.number)
         steps = case.trajectory.of_attempt(attempt.number)
-        if beginning is not None:
-            yield from _compare_beginning(case, beginning, expected)
+        leg = case.leg_of(attempt.number)
+        expected = {step.number: step for step in leg.oracle.steps} if leg else {}
+        if beginning is not None and leg is None:
+            yield Finding(
+                verdict=Verdict.UNRECOVERABLE,
+                reason=f"nothing tells what attempt {attempt.number} must equal: no earlier "
+                "attempt that began on the job's own topology leads to where it began",
+            )
+        elif beginning is not None and leg is not None:
+            yield from _compare_beginning(case, beginning, leg, expected)
         elif steps or attempt.ending == "completed":
             yield Finding(
                 verdict=Verdict.UNRECOVERABLE,
@@ -221,17 +254,17 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
 
 
 def _compare_beginning(
-    case: Case, beginning: Beginning, expected: Mapping[int, Step]
+    case: Case, beginning: Beginning, leg: Leg, expected: Mapping[int, Step]
 ) -> Iterator[Finding]:
     restored = beginning.restored
     where = f"attempt {beginning.attempt}"
-    resharded = case.resharded if beginning.attempt > 1 else None
     if restored is None:
-        same: Beginning | Step = case.reference.beginnings[0]
+        same: Beginning | Step = leg.oracle.beginnings[0]
         where = f"{where}, right after the start"
-    elif resharded is not None and resharded.oracle is not None and restored == resharded.step:
-        same = resharded.oracle.beginnings[0]
-        where = f"{where}, right after the restore of step {restored} onto {resharded.topology}"
+    elif restored == leg.since and case.resharded is not None:
+        same = leg.oracle.beginnings[0]
+        topology = case.resharded.route.of(beginning.attempt).topology
+        where = f"{where}, right after the restore of step {restored} onto {topology}"
         yield from _compare_logical(case, beginning, where)
     elif restored in expected:
         same = expected[restored]
@@ -248,7 +281,16 @@ def _compare_beginning(
 
 def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[Finding]:
     """What does not belong to a rank must be as the topology that saved it had it."""
-    saved = next(step for step in case.reference.steps if step.number == beginning.restored)
+    saver = case.leg_of(beginning.source)
+    steps = saver.oracle.steps if saver else ()
+    saved = next((step for step in steps if step.number == beginning.restored), None)
+    if saved is None:
+        yield Finding(
+            verdict=Verdict.UNRECOVERABLE,
+            reason=f"{where}: nothing tells what the attempt that saved it had",
+            step=beginning.restored,
+        )
+        return
     expected, found = (
         {name: values for name, values in state.items() if name != "rng"}
         for state in (saved.state, beginning.state)
@@ -258,7 +300,11 @@ def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[F
         yield _diverged(difference, where, beginning.restored)
 
 
-_DECIDED_BY = {"samples": "sampler", "learning rate": "scheduler", "loss scale": "scaler"}
+_DECIDED_BY = {
+    **dict.fromkeys(("samples", "padding", "skipped"), "sampler"),
+    "learning rate": "scheduler",
+    "loss scale": "scaler",
+}
 """The component that decides an output of a step; the loss depends on all."""
 
 
@@ -374,6 +420,7 @@ CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     lies_were_noticed,
     was_exercised,
     was_resharded,
+    spoilt_records_are_noticed,
     store_is_whole,
     acknowledged_is_kept,
     resumed_from_newest,

@@ -47,6 +47,12 @@ def likely_cause(difference: Difference, hazards: Collection[str] = ()) -> str:
         return _BUCKET_TRAP
     if difference.kind == "copies":
         return "replicas that should be equal are not: one rank missed or changed a reduction"
+    if difference.kind == "uneven":
+        return (
+            "each rank had a value of its own, of which a checkpoint keeps one, such as batch "
+            "norm's statistics: make it equal before it is saved (settle_buffers of "
+            "seatrial.recovery), or an RNG stream"
+        )
     if difference.kind == "missing":
         return "it was in the reference: lazily created state that the restore did not create"
     if _is_groups(difference):

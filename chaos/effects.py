@@ -71,6 +71,11 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
         return False
     if fault.action == "stop":
         return _was_stopped(run, fault, strike)
+    if fault.action == "delay":
+        return _was_silent(run, strike, fault.seconds)
+    if fault.action == "spoil":  # what became of the record is for other checks
+        trace = run.trace(strike.attempt, strike.rank)
+        return any(each["kind"] == "spoilt" and each["fault"] == strike.fault for each in trace)
     status = run.attempts[strike.attempt - 1].exits.get(strike.rank)
     if fault.action == "powercut" and run.attempts[strike.attempt - 1].store.lost is None:
         return False
@@ -224,10 +229,15 @@ def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:
     times = [float(str(record["t"])) for record in run.trace(strike.attempt, strike.rank)]
     if strike.rank not in attempt.exits and not any(t > strike.t + _SIGNAL_S for t in times):
         return True
-    if fault.resume is None:
-        return False
+    return fault.resume is not None and _was_silent(run, strike, fault.resume)
+
+
+def _was_silent(run: Run, strike: Strike, seconds: float) -> bool:
+    """Whether the rank recorded nothing for nearly that long after the strike."""
+    attempt = run.attempts[strike.attempt - 1]
+    times = [float(str(record["t"])) for record in run.trace(strike.attempt, strike.rank)]
     after = [strike.t, *(t for t in times if t >= strike.t), attempt.ended_t]
-    return any(later - earlier >= 0.9 * fault.resume for earlier, later in pairwise(after))
+    return any(later - earlier >= 0.9 * seconds for earlier, later in pairwise(after))
 
 
 def _instead(run: Run, strike: Strike) -> str:

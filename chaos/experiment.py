@@ -14,6 +14,7 @@ from .schedule import Shape
 class Experiment:
     """The job on trial and the size of its runs; what a reference is the reference of.
 
+    ``data_faults`` is a schedule that every run meets, the reference too: its data is like that.
     ``timeout_s`` is how long no rank may do anything; None derives it from the reference.
     ``powerloss`` is the kind of disk that the stores are on, one of
     `seatrial.chaos.powerloss.KINDS`; empty for one that keeps its power.
@@ -29,6 +30,7 @@ class Experiment:
     launcher: str = "fork"
     object_store: bool = False
     powerloss: str = ""
+    data_faults: str = "clean"
 
     @property
     def shape(self) -> Shape:

@@ -27,7 +27,7 @@ _SILENCE_S_MIN = 30.0  # a busy disk holds an fsync for seconds, and that is no 
 _STOPPED_S_MIN = 3.0
 _FACTOR = 20.0
 
-_SAID_TO_USERS = {"UsageError", "TopologyError", "StateError"}
+_SAID_TO_USERS = {"UsageError", "TopologyError", "StateError", "DamagedRecordError"}
 """Errors whose message is a sentence for the user: a traceback would only hide it."""
 
 RunClean = Callable[[Path, Path, float], Run]

@@ -56,6 +56,11 @@ class Schedule:
         return "; ".join(parts)
 
     @property
+    def in_the_data(self) -> Schedule:
+        """The faults that an uninterrupted run meets too, because its data has them."""
+        return Schedule(tuple(each for each in self.faults if each.is_in_the_data), self.seed)
+
+    @property
     def label(self) -> str:
         """A readable test identifier, such as ``kill[rank1-step12-backward]``."""
         if not self.faults:
@@ -66,7 +71,11 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The facts of a run that decide whether a fault can fire."""
+    """The facts of a run that decide whether a fault can fire.
+
+    ``later`` are the world size and the ranks per node of the attempts after the first, where they
+    have others; the last ones stay.
+    """
 
     world_size: int
     ranks_per_node: int
@@ -76,6 +85,12 @@ class Shape:
     object_store: bool = False
     powerloss: str = ""
     topology: str = ""
+    later: tuple[tuple[int, int], ...] = ()
+
+    def sizes(self, attempts: range) -> list[tuple[int, int]]:
+        """The world size and the ranks per node of these attempts."""
+        known = ((self.world_size, self.ranks_per_node), *self.later)
+        return [known[min(attempt, len(known)) - 1] for attempt in attempts]
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether the run saves after ``step``."""
@@ -90,10 +105,12 @@ def require_possible(schedule: Schedule, shape: Shape) -> None:
 
 
 def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | None:
-    targets = fault.targets(world_size=shape.world_size, ranks_per_node=shape.ranks_per_node)
+    sizes = shape.sizes(_attempts_of(fault, shape))
+    targets = {rank for size in sizes for rank in _targets(fault, *size)}
     if not targets:
-        nodes = -(-shape.world_size // shape.ranks_per_node)
-        return f"the job has {shape.world_size} ranks on {nodes} node(s), counted from 0"
+        ranks, per_node = max(sizes)
+        whose = f"attempt {fault.attempt}" if fault.attempt and shape.later else "the job"
+        return f"{whose} has {ranks} ranks on {-(-ranks // per_node)} node(s), counted from 0"
     events = fault.at.events()
     if 0 not in targets and all(event.coordinator_only for event in events):
         return f"only rank 0 reaches {fault.at.name}"
@@ -170,8 +187,18 @@ def _attempts_ended(fault: Fault, shape: Shape) -> int:
         return 1
     if fault.persistent:
         return shape.max_restarts
-    targets = fault.targets(world_size=shape.world_size, ranks_per_node=shape.ranks_per_node)
-    return len(targets)
+    return max(len(_targets(fault, *size)) for size in shape.sizes(_attempts_of(fault, shape)))
+
+
+def _attempts_of(fault: Fault, shape: Shape) -> range:
+    """The attempts in which a fault may strike, as far as their ranks differ."""
+    if fault.attempt is not None:
+        return range(fault.attempt, fault.attempt + 1)
+    return range(2 if _only_in_restore(fault) else 1, len(shape.later) + 3)
+
+
+def _targets(fault: Fault, world_size: int, ranks_per_node: int) -> tuple[int, ...]:
+    return fault.targets(world_size=world_size, ranks_per_node=ranks_per_node)
 
 
 def _only_in_restore(fault: Fault) -> bool:

@@ -18,14 +18,15 @@ from seatrial.recovery.storage import is_url
 
 from . import stores as places
 from .case import Resharded
-from .errors import ChaosError, LaunchError
+from .errors import ChaosError, LaunchError, ReferenceFailedError
 from .experiment import Experiment
-from .handover import Handover, obtain_oracle
+from .handover import Handover, Oracles
 from .launch.launcher import LocalLauncher
-from .launch.plan import Workload, World
+from .launch.plan import Workload
 from .ledger import Ledger
 from .powerloss import open_disk
 from .reference import Reference, obtain_reference
+from .route import Route
 from .run import Run, StoreState
 from .schedule import Schedule, require_possible
 from .supervisor import Assignment, Limits, Progress, supervise
@@ -102,7 +103,7 @@ class Session:
                 deterministic.
         """
         require_possible(schedule, experiment.shape)
-        reference = self.reference(experiment, progress=progress)
+        experiment, reference = self._with_its_data(experiment, schedule, progress)
         directory, store = self._fresh()
         steps = range(1, experiment.steps + 1)
         return self._judged(experiment, schedule, reference, directory, store, steps, progress)
@@ -115,36 +116,37 @@ class Session:
         *,
         progress: Progress | None = None,
     ) -> Trial:
-        """Run the job under ``schedule``, with every attempt but the first on another topology.
+        """Run the job under ``schedule``, with attempts on the topologies of a route.
 
         Raises:
             UsageError: as `trial`, or the job cannot hand its state over.
         """
-        require_possible(schedule, experiment.shape)
-        reference = self.reference(experiment, progress=progress)
+        route = handover.route
+        require_possible(schedule, replace(experiment.shape, later=route.sizes[1:]))
+        experiment, reference = self._with_its_data(experiment, schedule, progress)
         directory, store = self._fresh()
         limits = self._limits(experiment, reference)
-        world = handover.world
-        run = self._run(experiment, schedule, directory, store, limits, progress, world)
-        later = [each for each in read_trajectory(run).beginnings if each.attempt > 1]
-        step = next((each.restored for each in later if each.restored), None)
-        oracle = None
-        if step is not None:
+        run = self._run(experiment, schedule, directory, store, limits, progress, route)
 
-            def run_clean(subject: Experiment, directory: Path, store: Path) -> Run:
-                patient = replace(limits, max_restarts=0)
-                return self._run(subject, Schedule(), directory, str(store), patient, progress)
+        def run_clean(subject: Experiment, directory: Path, store: Path) -> Run:
+            patient = replace(limits, max_restarts=0)
+            data = Schedule.parse(subject.data_faults)
+            return self._run(subject, data, directory, str(store), patient, progress)
 
-            oracle = obtain_oracle(
-                experiment, handover, step, reference=reference, root=self._root, run=run_clean
-            )
+        oracles = Oracles(
+            experiment=experiment,
+            handover=handover,
+            reference=reference,
+            root=self._root,
+            run=run_clean,
+        )
         judgement = judge(
             reference.trajectory,
             run,
             schedule,
             checkpoint_interval=experiment.checkpoint_interval,
             expected_steps=range(1, experiment.steps + 1),
-            resharded=Resharded(topology=world.topology, step=step, oracle=oracle),
+            resharded=Resharded(route=route, legs=oracles.legs(read_trajectory(run))),
         )
         return Trial(schedule=schedule, judgement=judgement, run=run)
 
@@ -178,12 +180,13 @@ class Session:
 
         def run_clean(directory: Path, store: Path, silence_s: float) -> Run:
             limits = Limits(max_restarts=0, silence_s=silence_s, stopped_silence_s=silence_s)
+            data = Schedule.parse(experiment.data_faults)
             if self._own_stores is None or not is_url(self._own_stores):
-                return self._run(experiment, Schedule(), directory, str(store), limits, progress)
+                return self._run(experiment, data, directory, str(store), limits, progress)
             # At the pace of the store on trial; what is kept of it is kept here.
             remote = places.below(self._own_stores, store.name)
             try:
-                run = self._run(experiment, Schedule(), directory, remote, limits, progress)
+                run = self._run(experiment, data, directory, remote, limits, progress)
                 places.keep(remote, store)
             finally:
                 places.remove(remote)
@@ -193,6 +196,19 @@ class Session:
             found = obtain_reference(experiment, self._root, run_clean)
             self._references[experiment.key] = found
         return self._references[experiment.key]
+
+    def _with_its_data(
+        self, experiment: Experiment, schedule: Schedule, progress: Progress | None
+    ) -> tuple[Experiment, Reference]:
+        """The experiment on data that is damaged as the schedule says for good, if the job can go
+        on with it; one that stops there is compared as far as it comes."""
+        if schedule.in_the_data.faults:
+            damaged = replace(experiment, data_faults=str(schedule.in_the_data))
+            try:
+                return damaged, self.reference(damaged, progress=progress)
+            except ReferenceFailedError:
+                pass
+        return experiment, self.reference(experiment, progress=progress)
 
     def keep(self, trial: Trial, directory: Path) -> None:
         """Copy a trial's traces, strikes, rank output and store to ``directory``."""
@@ -249,7 +265,7 @@ class Session:
         store: str,
         limits: Limits,
         progress: Progress | None,
-        afterwards: World | None = None,
+        route: Route | None = None,
     ) -> Run:
         directory.mkdir(parents=True, exist_ok=True)
         launcher = self._launcher(experiment)
@@ -263,7 +279,7 @@ class Session:
             store=store,
             directory=directory,
             inspect=partial(self._look_at_store, Ledger(directory / "strikes")),
-            afterwards=afterwards,
+            route=route,
         )
         try:
             return supervise(assignment, launcher, progress=progress, note=launcher.note)

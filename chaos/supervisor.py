@@ -27,6 +27,7 @@ from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
 from .litter import files_left, segments, segments_left
+from .route import Route
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
 from .stacks import ask_for_stacks
@@ -64,7 +65,7 @@ class Limits:
 class Assignment:
     """One run to be supervised. ``inspect`` looks at the store between attempts.
 
-    ``afterwards`` is the world of every attempt but the first, if it is another.
+    ``route`` says which attempt has which world, if not all have ``world``.
     """
 
     workload: Workload
@@ -75,7 +76,7 @@ class Assignment:
     store: str
     directory: Path
     inspect: Callable[[str], StoreState]
-    afterwards: World | None = None
+    route: Route | None = None
 
 
 def supervise(
@@ -168,7 +169,7 @@ def _clean_up(
 def _plan(assignment: Assignment, number: int) -> AttemptPlan:
     return AttemptPlan(
         workload=assignment.workload,
-        world=assignment.afterwards or assignment.world if number > 1 else assignment.world,
+        world=assignment.world if assignment.route is None else assignment.route.of(number),
         schedule=str(assignment.schedule),
         seed=assignment.seed,
         attempt=number,
@@ -254,7 +255,8 @@ class _Watch:
     def _send_due_signals(self) -> None:
         now = time.monotonic()
         for strike in self._strikes():
-            for delay, number in ((strike.grace, signal.SIGKILL), (strike.resume, signal.SIGCONT)):
+            stopped_for = strike.resume if strike.action == "stop" else None
+            for delay, number in ((strike.grace, signal.SIGKILL), (stopped_for, signal.SIGCONT)):
                 key = (strike.fault, strike.rank)
                 if delay is not None and now >= strike.t + delay and key not in self._signalled:
                     self._signalled.add(key)

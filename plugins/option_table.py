@@ -66,7 +66,7 @@ OPTIONS = (
     Option("nodes", "N", "simulated nodes that the ranks are spread over (1)", *_COUNT),
     Option("topology", "T", "such as dp2, fsdp4, hsdp2x2, zero1-dp2 or dp2-tp2-pp2 (default: dp "
             "over all ranks)"),
-    Option("reshard", "T,T", "topologies to restore onto after the fault, such as dp4,dp2-tp2"),
+    Option("reshard", "T,T", "topologies to restart on, such as dp4,dp2-tp2; dp2:dp4 one by one"),
     Option("device", "D", "auto, cpu or cuda (auto)"),
     Option("store", "PLACE", "directory or URL of the checkpoint stores (a temporary directory)"),
     Option("powerloss", "DISK", "put the stores on a disk that can lose power, fuse, ext4 or xfs, "

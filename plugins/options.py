@@ -22,6 +22,7 @@ from seatrial.chaos.handover import Handover
 from seatrial.chaos.launch.launcher import METHODS
 from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.powerloss import check_kind
+from seatrial.chaos.route import Route
 from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
 from seatrial.recovery.storage import is_url, open_storage
@@ -137,7 +138,7 @@ def _check(options: ChaosOptions) -> None:
         if options.store:
             raise UsageError("--chaos-powerloss brings its own disk: leave out --chaos-store")
     experiment(options)
-    reshard_targets(options)
+    reshard_routes(options)
 
 
 def _check_store(store: str) -> None:
@@ -226,40 +227,54 @@ def _workload(options: ChaosOptions, params: dict[str, object]) -> Workload:
     )
 
 
-def reshard_targets(options: ChaosOptions) -> tuple[World, ...]:
-    """The worlds that ``reshard`` names; none if it is empty.
+def reshard_routes(options: ChaosOptions) -> tuple[Route, ...]:
+    """The routes that ``reshard`` names, each from the job's own topology; none if it is empty.
+
+    A topology that is the job's own has its nodes; on any other, a node has as many ranks as there,
+    if they divide.
 
     Raises:
-        UsageError: what is no topology, or one that the job cannot run on.
+        UsageError: what is no topology, one that the job cannot run on, or too few restarts.
     """
-    found = []
+    own, found = experiment(options).world, []
     for text in filter(None, options.reshard.split(",")):
-        try:
-            topology = Topology.parse(text.strip())
-            ranks = topology.world_size
-            world = World(ranks=ranks, topology=str(topology), device=options.device)
-        except RecoveryError as error:
-            raise UsageError(f"--chaos-reshard: {error}") from None
-        check_bundled(options.job, _params(options), world.topology)
-        if world in found:
-            raise UsageError(f"--chaos-reshard {options.reshard!r} names {world.topology} twice")
-        found.append(world)
+        worlds = [_restart_world(options, own, part.strip()) for part in text.split(":")]
+        route = Route((own, *worlds))
+        if route in found:
+            raise UsageError(f"--chaos-reshard {options.reshard!r} names {route.restarts} twice")
+        if len(worlds) > options.max_restarts:
+            raise UsageError(
+                f"--chaos-reshard: {route.restarts} takes {len(worlds)} restarts, the limit is "
+                f"{options.max_restarts}: raise --chaos-max-restarts"
+            )
+        found.append(route)
     return tuple(found)
 
 
-def handover(options: ChaosOptions, world: World) -> Handover:
-    """How the job hands its state to ``world``, for the oracle of a resharded restore."""
+def _restart_world(options: ChaosOptions, own: World, text: str) -> World:
+    try:
+        topology = Topology.parse(text)
+        ranks = topology.world_size
+        divides = ranks % own.ranks_per_node == 0
+        nodes = ranks // own.ranks_per_node if divides and own.nodes > 1 else 1
+        world = World(ranks=ranks, topology=str(topology), nodes=nodes, device=options.device)
+    except RecoveryError as error:
+        raise UsageError(f"--chaos-reshard: {error}") from None
+    check_bundled(options.job, _params(options), world.topology)
+    return own if Topology.parse(own.topology) == topology else world
+
+
+def handover(options: ChaosOptions, route: Route) -> Handover:
+    """How the job hands its state along ``route``, for the oracle of resharded restores."""
     workload = experiment(options).workload
 
-    def giving(directory: Path, step: int) -> Workload:
-        more = {"hand_off": str(directory), "stop_after": step}
-        return replace(workload, arguments=workload.arguments | more)
+    def leg(taken: Path | None, given: Path | None, steps: int | None) -> Workload:
+        changes = {"take_over": taken and str(taken), "hand_off": given and str(given)}
+        more = {name: value for name, value in changes.items() if value}
+        limit = {} if steps is None else {"stop_after": steps}
+        return replace(workload, arguments=workload.arguments | more | limit)
 
-    def taking(directory: Path) -> Workload:
-        more = {"take_over": str(directory)}
-        return replace(workload, arguments=workload.arguments | more)
-
-    return Handover(world=world, giving=giving, taking=taking)
+    return Handover(route=route, leg=leg)
 
 
 def _file_system_of(store: str) -> tuple[str, ...]:

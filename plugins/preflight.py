@@ -7,12 +7,13 @@ main strike falls between the second checkpoint and the third. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.events import COMMIT_PROTOCOL
 from seatrial.chaos.fault import Fault
 from seatrial.chaos.powerloss.volatile import SURVIVES
+from seatrial.chaos.route import Route
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.verdict import Verdict
 from seatrial.recovery.topology import Topology
@@ -30,8 +31,8 @@ _RESTARTS = 3  # by the kill in two restores in a row
 class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
-    ``reshard`` is the topology of every attempt but the first, if it is another. ``skip`` says why
-    it cannot be run here."""
+    ``reshard`` are the topologies of the restarts, if they have others. ``skip`` says why it cannot
+    be run here."""
 
     name: str
     schedule: Schedule
@@ -43,14 +44,15 @@ class PlannedTrial:
 
 
 def bundled_trials(
-    shape: Shape, *, seed: int, extras: bool, reshard: Sequence[str] = ()
+    shape: Shape, *, seed: int, extras: bool, reshard: Sequence[Route] = ()
 ) -> list[PlannedTrial]:
     """The whole pre-flight, in order: clean first, then faults, resharded restores, controls.
 
-    ``extras`` adds a control of the components that only this job has; ``reshard`` are topologies.
+    ``extras`` adds a control of the components that only this job has.
 
     Raises:
-        UsageError: the run is too short for two checkpoints and a strike after them.
+        UsageError: the run is too short for two checkpoints and a strike after them, or for a
+            strike in every attempt of a route but the last.
     """
     half = shape.checkpoint_interval // 2
     needed = 2 * shape.checkpoint_interval + max(3, half)  # a preemption needs a step after it
@@ -81,8 +83,9 @@ def bundled_trials(
         preempts = any(fault.action == "terminate" for fault in schedule.faults)
         name = name or schedule.label
         trials.append(PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip))
-    main = Schedule(Schedule.parse(_main_kill(shape)).faults, seed)
-    trials += [resharded(topology, main) for topology in reshard]
+    for route in reshard:
+        kills = Schedule.parse(_kills_along(route, shape))
+        trials.append(resharded(route.restarts, Schedule(kills.faults, seed)))
     omitted = (*COMPONENTS, EXTRAS) if extras else COMPONENTS
     return trials + [control(component) for component in omitted]
 
@@ -101,15 +104,15 @@ def control(component: str) -> PlannedTrial:
     )
 
 
-def resharded(topology: str, schedule: Schedule, name: str = "") -> PlannedTrial:
-    """The trial whose restarts are on another topology."""
-    return PlannedTrial(name=name or f"reshard[{topology}]", schedule=schedule, reshard=topology)
+def resharded(restarts: str, schedule: Schedule, name: str = "") -> PlannedTrial:
+    """The trial whose restarts are on other topologies, joined by colons."""
+    return PlannedTrial(name=name or f"reshard[{restarts}]", schedule=schedule, reshard=restarts)
 
 
 def given_trials(
-    schedules: tuple[str, ...], shape: Shape, *, seed: int, reshard: Sequence[str] = ()
+    schedules: tuple[str, ...], shape: Shape, *, seed: int, reshard: Sequence[Route] = ()
 ) -> list[PlannedTrial]:
-    """One trial for each ``--chaos-fault``; with ``reshard`` one for each of these topologies.
+    """One trial for each ``--chaos-fault``; with ``reshard`` one for each of these routes.
 
     Raises:
         UsageError: a schedule that does not parse or can never fire.
@@ -120,12 +123,16 @@ def given_trials(
         schedule = Schedule.parse(text)
         if not schedule.seed:
             schedule = Schedule(schedule.faults, seed)
-        require_possible(schedule, shape)
+        for route in reshard:
+            require_possible(schedule, replace(shape, later=route.sizes[1:]))
+        if not reshard:
+            require_possible(schedule, shape)
         name = schedule.label
         labels.append(name)
         if (count := labels.count(name)) > 1:
             name = f"{name}#{count}"
-        planned = [resharded(each, schedule, name=f"{name}@{each}") for each in reshard]
+        restarts = [route.restarts for route in reshard]
+        planned = [resharded(each, schedule, name=f"{name}@{each}") for each in restarts]
         trials += planned or [PlannedTrial(name=name, schedule=schedule)]
     return trials
 
@@ -135,6 +142,23 @@ def _main_kill(shape: Shape) -> str:
     interval = shape.checkpoint_interval
     strike = 2 * interval + max(1, interval // 2)
     return f"kill rank={shape.world_size - 1} at=step:{strike}/backward"
+
+
+def _kills_along(route: Route, shape: Shape) -> str:
+    """A kill in every attempt but the last, each after a checkpoint of its own."""
+    interval, count = shape.checkpoint_interval, len(route.worlds) - 1
+    if count == 1:
+        return _main_kill(shape)
+    steps = [interval * number + max(1, interval // 2) for number in range(1, count + 1)]
+    if steps[-1] > shape.steps:
+        raise UsageError(
+            f"--chaos-reshard: {route.restarts} needs {steps[-1]} steps at a checkpoint interval "
+            f"of {interval}, the run has {shape.steps}: raise --chaos-steps"
+        )
+    return "; ".join(
+        f"kill rank={route.of(attempt).ranks - 1} at=step:{step}/backward attempt={attempt}"
+        for attempt, step in enumerate(steps, start=1)
+    )
 
 
 def _schedules(shape: Shape) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from .options import (
     experiment,
     handover,
     override,
-    reshard_targets,
+    reshard_routes,
 )
 from .preflight import COMPONENTS, EXTRAS, PlannedTrial, control, resharded
 from .progress import ProgressLine
@@ -95,9 +95,9 @@ class TrialRunner:
                 workload = crippled(subject.workload, planned.omit, stop_after=CONTROL_STEPS)
                 trial = session.control(subject, workload, steps=CONTROL_STEPS, progress=report)
             elif planned.reshard:
-                (world,) = reshard_targets(replace(options, reshard=planned.reshard))
+                (route,) = reshard_routes(replace(options, reshard=planned.reshard))
                 trial = session.reshard(
-                    subject, planned.schedule, handover(options, world), progress=report
+                    subject, planned.schedule, handover(options, route), progress=report
                 )
             else:
                 trial = session.trial(subject, planned.schedule, progress=report)
@@ -150,7 +150,8 @@ class ChaosTrial:
             expect: the verdict that makes the test pass; None accepts any, but NOT_EXERCISED
                 always fails.
             omit: leave this state component out of a restore instead; expects DIVERGED in it.
-            reshard: restart on this topology, and compare with the hand-off oracle there.
+            reshard: restart on this topology, or on one after another (``dp2:dp4``), and compare
+                with the hand-off oracle there.
             options: any ``--chaos-`` option of one run by name, with ``params`` for the job's own.
                 They override the test's ``chaos`` marker, which overrides the command line.
 
@@ -165,17 +166,17 @@ class ChaosTrial:
         beside = self._node.path.parent
         given = replace(self._runner.options, reshard="")  # the pre-flight's, not this test's
         chosen = override(given, marked | options | {"reshard": reshard}, beside=beside)
-        worlds = reshard_targets(chosen)
-        if len(worlds) > 1:
+        routes = reshard_routes(chosen)
+        if len(routes) > 1:
             raise UsageError(f"reshard={reshard!r} names several topologies; call once for each")
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule)
         if not schedule.seed:
             schedule = replace(schedule, seed=chosen.seed)
         planned = control(omit) if omit else PlannedTrial(name=schedule.label, schedule=schedule)
-        if worlds and not omit:
-            name = f"{schedule.label}@{worlds[0].topology}"
-            planned = resharded(worlds[0].topology, schedule, name=name)
+        if routes and not omit:
+            restarts = routes[0].restarts
+            planned = resharded(restarts, schedule, name=f"{schedule.label}@{restarts}")
         return self._runner.run(
             planned,
             self._node,

@@ -22,7 +22,7 @@ from seatrial.recovery.storage import is_url
 
 from .items import Preflight, TrialItem
 from .jobs.registry import BUNDLED
-from .options import ChaosOptions, experiment, read_options, reshard_targets
+from .options import ChaosOptions, experiment, read_options, reshard_routes
 from .preflight import bundled_trials, given_trials
 from .progress import ProgressLine
 from .rows import Row, rows_in
@@ -62,7 +62,7 @@ class ChaosPlugin:
     @staticmethod
     def _plan(options: ChaosOptions) -> list[Any]:
         shape, seed = experiment(options).shape, options.seed
-        reshard = [world.topology for world in reshard_targets(options)]
+        reshard = reshard_routes(options)
         if options.fault:
             return list(given_trials(options.fault, shape, seed=seed, reshard=reshard))
         extras = options.job not in BUNDLED

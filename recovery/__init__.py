@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .buffers import settle_buffers
     from .dcp import SeatrialReader, SeatrialWriter
     from .inspect import StoreReport, inspect_store
     from .manifest import Manifest
@@ -32,6 +33,7 @@ __all__ = [
     "around",
     "inspect_store",
     "listen",
+    "settle_buffers",
 ]
 
 _MODULES = {
@@ -48,6 +50,7 @@ _MODULES = {
     "around": "probe",
     "inspect_store": "inspect",
     "listen": "probe",
+    "settle_buffers": "buffers",
 }
 
 

@@ -32,18 +32,21 @@ EFFECTS_LAST = ("optimizer", "model")
 
 _DISAGREEMENT = "copies differ: "
 
+Kind = Literal["value", "missing", "unexpected", "copies", "uneven"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """One piece of state that is not the same.
 
     ``kind`` is ``value`` (other bits), ``missing`` (only the reference has it), ``unexpected`` (the
-    reference does not have it) or ``copies`` (the ranks that should hold equal copies do not).
+    reference does not have it), ``copies`` (the ranks that should hold equal copies do not) or
+    ``uneven`` (those of the reference do not).
     """
 
     component: str
     name: str
-    kind: Literal["value", "missing", "unexpected", "copies"]
+    kind: Kind
 
     def __str__(self) -> str:
         said = {
@@ -51,6 +54,7 @@ class Difference:
             "missing": "is missing",
             "unexpected": "is not in the reference",
             "copies": "is not the same on all ranks",
+            "uneven": "is not the same on all ranks of the reference, and here it is",
         }
         return f"{self.name} {said[self.kind]}"
 
@@ -152,14 +156,14 @@ def ordered(components: Mapping[str, object]) -> list[str]:
     return [*first, *(name for name in components if name not in (*first, *last)), *last]
 
 
-def _kind(
-    expected: str | None, found: str | None
-) -> Literal["value", "missing", "unexpected", "copies"]:
+def _kind(expected: str | None, found: str | None) -> Kind:
     if found is None:
         return "missing"
     if expected is None:
         return "unexpected"
-    return "copies" if found.startswith(_DISAGREEMENT) else "value"
+    if found.startswith(_DISAGREEMENT):
+        return "copies"
+    return "uneven" if expected.startswith(_DISAGREEMENT) else "value"
 
 
 def _by_name(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, dict[str, str]]:

@@ -8,6 +8,7 @@ __all__ = [
     "CheckpointError",
     "CollectiveMismatchError",
     "DamagedCheckpointError",
+    "DamagedRecordError",
     "ManifestError",
     "MismatchError",
     "NoValidCheckpointError",
@@ -35,6 +36,10 @@ class StateError(RecoveryError):
 
 class CollectiveMismatchError(RecoveryError):
     """Two ranks called different collectives, so what they computed since cannot be relied on."""
+
+
+class DamagedRecordError(RecoveryError):
+    """A record of the data that is missing or does not have its digest."""
 
 
 class CheckpointError(RecoveryError):

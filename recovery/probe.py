@@ -50,7 +50,10 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 
 def probe(event: str, edge: Edge, /, **facts: object) -> None:
-    """Announce one edge of ``event``. Facts are JSON-encodable and describe the point."""
+    """Announce one edge of ``event``. Facts are JSON-encodable and describe the point.
+
+    But for ``data``, a `bytearray` with what is in hand, which a listener may change.
+    """
     if _listeners:
         for listener in tuple(_listeners):
             listener(event, edge, facts)

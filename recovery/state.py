@@ -141,9 +141,9 @@ class TrainingState:
         present |= {"model", "rng", "progress", *(["optimizer"] if self.optimizers else [])}
         return (*(name for name in BUILT_IN_COMPONENTS if name in present), *self._extra)
 
-    def is_extra_module(self, component: str) -> bool:
-        """Whether a component is a module besides the model."""
-        return component != "model" and component in self._modules
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """The components that are modules, by name, ``model`` first."""
+        return dict(self._modules)
 
     def stateful(self) -> dict[str, Stateful]:
         """The components that save themselves by ``state_dict()``, by name."""
@@ -286,16 +286,23 @@ def component_of(name: str) -> str:
 
 
 def _without_counters(state: Any) -> Any:
-    """``MultiStepLR`` keeps its milestones in a ``Counter``; plain data knows only ``dict``."""
-    if not isinstance(state, dict):
-        return state
-    return {k: dict(v) if isinstance(v, Counter) else v for k, v in state.items()}
+    """``MultiStepLR`` keeps its milestones in a ``Counter``; plain data knows only ``dict``.
+
+    Other schedulers hold its state in theirs: ``SequentialLR`` and ``ChainedScheduler``, in a list.
+    """
+    if type(state) in (dict, Counter):
+        return {key: _without_counters(value) for key, value in state.items()}
+    return [_without_counters(each) for each in state] if type(state) is list else state
 
 
 def _with_counters_of(live: Any, saved: Any) -> Any:
-    if not isinstance(live, dict) or not isinstance(saved, dict):
-        return saved
-    return {k: Counter(v) if isinstance(live.get(k), Counter) else v for k, v in saved.items()}
+    if type(live) is Counter and type(saved) is dict:
+        return Counter(saved)
+    if type(live) is dict and type(saved) is dict:
+        return {key: _with_counters_of(live.get(key), value) for key, value in saved.items()}
+    if type(live) is list and type(saved) is list and len(live) == len(saved):
+        return [_with_counters_of(*each) for each in zip(live, saved, strict=True)]
+    return saved
 
 
 def _load(name: str, load: Any, saved: object) -> None:

@@ -28,7 +28,7 @@ def test_fsdp2_recovers(chaos_trial: ChaosTrial, schedule: str) -> None:
     chaos_trial(schedule)
 
 
-@pytest.mark.chaos(steps=6, checkpoint_interval=2)
+@pytest.mark.chaos(steps=4, checkpoint_interval=2)
 @pytest.mark.parametrize(
     "topology",
     [
@@ -40,7 +40,7 @@ def test_every_topology_recovers(chaos_trial: ChaosTrial, topology: str) -> None
     ranks = Topology.parse(topology).world_size
     experts = 4 if topology.startswith("ep") else 0
     trial = chaos_trial(
-        "kill rank=1 at=step:6/backward",
+        "kill rank=1 at=step:4/backward",
         topology=topology,
         ranks=ranks,
         params={"experts": experts},
@@ -64,11 +64,21 @@ def test_nothing_comes_of_a_wrong_collective_of_tensor_parallel_ranks(
     assert len(trial.run.attempts) == 2
 
 
-@pytest.mark.chaos(steps=6, checkpoint_interval=2)
+@pytest.mark.chaos(steps=4, checkpoint_interval=2)
 @pytest.mark.parametrize("target", ["dp4", "dp2-tp2", "tp2-pp2", "zero1-dp2", "dp1"])
 def test_a_killed_run_goes_on_on_another_topology(chaos_trial: ChaosTrial, target: str) -> None:
-    trial = chaos_trial("kill rank=1 at=step:6/backward", reshard=target)
+    trial = chaos_trial("kill rank=1 at=step:4/backward", reshard=target)
     assert trial.run.attempts[1].ranks == Topology.parse(target).world_size
+
+
+@pytest.mark.chaos(ranks=4, nodes=2, topology="fsdp4", steps=6, checkpoint_interval=2)
+def test_a_lost_node_comes_back_after_another_kill_in_the_restore(chaos_trial: ChaosTrial) -> None:
+    trial = chaos_trial(
+        "kill node=1 at=step:3/backward; kill rank=0 at=restore/load attempt=2; "
+        "kill rank=1 at=step:5/forward attempt=3",
+        reshard="fsdp2:fsdp2:fsdp4",
+    )
+    assert [attempt.ranks for attempt in trial.run.attempts] == [4, 2, 2, 4]
 
 
 @pytest.mark.chaos(ranks=4, nodes=2)

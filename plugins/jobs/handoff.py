@@ -6,12 +6,12 @@ that captures, names, stores, reads or puts back a checkpoint has a hand in it, 
 cannot cancel out. Only the derivation of RNG streams that nobody saved is the same function, being
 a definition.
 
-Does not: verify bytes, survive a kill, or know states with several optimizers or models, named
-generators, or optimizer state that is no tensor. For reference runs.
+Does not: verify bytes, or survive a kill. For reference runs.
 """
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from seatrial.recovery.errors import StateError
 from seatrial.recovery.rng import derive_seed
 from seatrial.recovery.state import TrainingState
 
@@ -30,30 +29,27 @@ _STREAMS = ("python", "numpy", "torch", "cuda")
 
 
 def hand_off(state: TrainingState, directory: Path, *, rank: int) -> None:
-    """Write this rank's file. A collective: every rank calls it, at the same step.
-
-    Raises:
-        StateError: the state has something that only a checkpoint carries.
-    """
-    optimizer = _only_optimizer(state)
-    names = _names(state.model)
-    moments = {
-        name: {key: _whole(value) for key, value in entries.items()}
-        for parameter, entries in _entries(optimizer).items()
-        for name in [names[parameter]]
-    }
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    """Write this rank's file. A collective: every rank calls it, at the same step."""
+    names, optimizers = _names(state.model), []
+    for optimizer in _optimizers(state):
+        moments = {
+            names[parameter]: {key: _whole(value) for key, value in entries.items()}
+            for parameter, entries in _entries(optimizer).items()
+        }
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        optimizers.append({"moments": moments, "groups": groups})
     components = {name: one.state_dict() for name, one in state.stateful().items()}
     content = {
-        "model": {name: _whole(tensor) for tensor, name in names.items()},
-        "moments": moments,
-        "groups": groups,
+        "modules": {
+            component: {name: _whole(tensor) for tensor, name in _names(module).items()}
+            for component, module in state.modules().items()
+        },
+        "optimizers": optimizers,
         "components": components,
         "progress": asdict(state.progress),
         "streams": {
-            (name, state.stream_owners.get(name, f"rank {rank}")): _capture(name)
-            for name in _STREAMS
-            if name != "cuda" or torch.cuda.is_initialized()
+            (name, state.stream_owners.get(name, f"rank {rank}")): _capture(name, state)
+            for name in _streams(state)
         },
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -66,44 +62,42 @@ def take_over(state: TrainingState, directory: Path, *, rank: int) -> None:
     files = sorted(directory.glob("rank*.pt"), key=lambda path: int(path.stem[4:]))
     parts = [torch.load(path, weights_only=True) for path in files]
     first: dict[str, Any] = parts[0]
-    model = {name: whole for part in parts for name, whole in part["model"].items()}
-    moments = {name: entries for part in parts for name, entries in part["moments"].items()}
-    optimizer = _only_optimizer(state)
-    owned = {p for group in _keeper(optimizer).param_groups for p in group["params"]}
-    for parameter, name in _names(state.model).items():
-        _fill(parameter, model[name])
-        for key, whole in moments.get(name, {}).items() if parameter in owned else ():
-            _entries(optimizer).setdefault(parameter, {})[key] = _like(parameter, whole)
-    for name, component in state.stateful().items():
-        component.load_state_dict(first["components"][name])
-    for group, saved in zip(optimizer.param_groups, first["groups"], strict=True):
-        group.update(saved)
+    for component, module in state.modules().items():
+        wholes = {n: whole for part in parts for n, whole in part["modules"][component].items()}
+        for tensor, name in _names(module).items():
+            _fill(tensor, wholes[name])
+    for number, optimizer in enumerate(_optimizers(state)):
+        given = [part["optimizers"][number] for part in parts]
+        moments = {name: entries for one in given for name, entries in one["moments"].items()}
+        owned = {p for group in _keeper(optimizer).param_groups for p in group["params"]}
+        for parameter, name in _names(state.model).items():
+            for key, whole in moments.get(name, {}).items() if parameter in owned else ():
+                _entries(optimizer).setdefault(parameter, {})[key] = _like(parameter, whole)
+    for name, stateful in state.stateful().items():
+        stateful.load_state_dict(first["components"][name])
+    # After the schedulers, which may write a learning rate into the groups when they are loaded.
+    for number, optimizer in enumerate(_optimizers(state)):
+        saved_groups = first["optimizers"][number]["groups"]
+        for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+            group.update(saved)
     for field, value in first["progress"].items():
         setattr(state.progress, field, value)
     saved_streams = {k: v for part in reversed(parts) for k, v in part["streams"].items()}
-    for name in _STREAMS:
-        if name == "cuda" and not torch.cuda.is_initialized():
-            continue
+    for name in _streams(state):
         owner = state.stream_owners.get(name)
-        saved = saved_streams.get((name, owner or f"rank {rank}"))
+        kept = saved_streams.get((name, owner or f"rank {rank}"))
         where = f"resume/{state.progress.step}" + (f"/{owner}" if owner else "")
         derived = derive_seed(state.seed, where, 0 if owner else rank)
-        _continue(name, saved, seed=derive_seed(derived, name, 0))
+        _continue(name, kept, state, seed=derive_seed(derived, name, 0))
 
 
-def _only_optimizer(state: TrainingState) -> torch.optim.Optimizer:
-    optimizers = [one.optimizer for one in state.optimizers]
-    unknown = [f"the RNG stream {name}" for name in state.generators]
-    unknown += [f"the module {name}" for name in state.components() if state.is_extra_module(name)]
-    if len(optimizers) != 1:
-        unknown.append(f"{len(optimizers)} optimizers")
-    if unknown:
-        raise StateError(
-            "a resharded restore cannot be judged: handing the state to another topology beside "
-            f"the checkpoint knows one optimizer and one model, and this job has "
-            f"{', '.join(unknown)}"
-        )
-    return optimizers[0]
+def _optimizers(state: TrainingState) -> list[torch.optim.Optimizer]:
+    return [one.optimizer for one in state.optimizers]
+
+
+def _streams(state: TrainingState) -> list[str]:
+    built_in = [name for name in _STREAMS if name != "cuda" or torch.cuda.is_initialized()]
+    return [*built_in, *state.generators]
 
 
 def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
@@ -117,12 +111,14 @@ def _keeper(optimizer: torch.optim.Optimizer) -> Any:
     return getattr(optimizer, "optim", optimizer)
 
 
-def _entries(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    found: dict[torch.Tensor, dict[str, torch.Tensor]] = _keeper(optimizer).state
+def _entries(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, Any]]:
+    found: dict[torch.Tensor, dict[str, Any]] = _keeper(optimizer).state
     return found
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _whole(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return copy.deepcopy(tensor)
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.detach().cpu().clone()
 
@@ -139,8 +135,10 @@ def _fill(target: torch.Tensor, whole: torch.Tensor) -> None:
     target.to_local().copy_(whole)
 
 
-def _like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def _like(parameter: torch.Tensor, whole: Any) -> Any:
     """``whole`` placed as the parameter is; a scalar (the step count) is kept as it is."""
+    if not isinstance(whole, torch.Tensor):
+        return whole
     if whole.shape != parameter.shape:
         return whole.clone()
     placed = torch.zeros_like(parameter.detach())
@@ -148,7 +146,9 @@ def _like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return placed
 
 
-def _capture(stream: str) -> Any:
+def _capture(stream: str, state: TrainingState) -> Any:
+    if stream in state.generators:
+        return state.generators[stream].get_state()
     if stream == "python":
         return random.getstate()
     if stream == "numpy":
@@ -157,8 +157,10 @@ def _capture(stream: str) -> Any:
     return torch.cuda.get_rng_state() if stream == "cuda" else torch.get_rng_state()
 
 
-def _continue(stream: str, saved: Any, *, seed: int) -> None:
-    if stream == "python":
+def _continue(stream: str, saved: Any, state: TrainingState, *, seed: int) -> None:
+    if (named := state.generators.get(stream)) is not None:
+        named.manual_seed(seed) if saved is None else named.set_state(saved)
+    elif stream == "python":
         random.seed(seed) if saved is None else random.setstate(saved)
     elif stream == "numpy" and saved is None:
         numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.recovery.buffers import settle_buffers
 from seatrial.recovery.collectives.consistency import Consistency
 from seatrial.recovery.fingerprint import Fingerprinter
 from seatrial.recovery.guards import Guard
@@ -94,6 +95,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         number = state.progress.step + 1
         with around("step", step=number):
             report = job.step(context)
+        settle_buffers(state.model)
         leaving = _advance(context, state, report, preemption)
         if consistency is not None:
             consistency.check(number)
@@ -183,6 +185,8 @@ def _record_step(
             "learning rate": [rate.hex() for rate in state.learning_rates()],
             "loss scale": state.loss_scale(),
             "samples": [report.epoch, list(report.samples)],
+            "padding": list(report.padding),
+            "skipped": list(report.skipped),
         },
         fingerprint=fingerprinter(state).to_json(),
     )

@@ -19,13 +19,17 @@ class StepReport:
     """What one rank reports of one optimizer step.
 
     ``loss`` is the global loss. ``samples`` are the dataset indices that this rank consumed in
-    ``epoch``; each sample has exactly one rank. ``tokens`` counts over all ranks.
+    ``epoch``; each sample has exactly one rank. ``padding`` are samples of other owners, that it
+    used again to fill a batch; ``skipped`` those that it owns and did not use, because their record
+    is damaged. ``tokens`` counts over all ranks.
     """
 
     loss: float
     epoch: int
     samples: Sequence[int]
     tokens: int = 0
+    padding: Sequence[int] = ()
+    skipped: Sequence[int] = ()
 
 
 class Job(Protocol):

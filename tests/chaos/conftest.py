@@ -8,9 +8,20 @@ from seatrial.chaos.launch.launcher import LocalLauncher
 from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.run import Run, StoreState
 from seatrial.chaos.schedule import Schedule
+from seatrial.chaos.session import Session
 from seatrial.chaos.supervisor import Assignment, Limits, supervise
 
 SuperviseProgram = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Runs trials; references are shared with the other workers of this pytest."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if base.name.startswith("popen-") else base
+    session = Session(shared / "trials", owner=base.name)
+    yield session
+    session.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,12 @@ absent where a job avoids it. Four ranks, because a sum of two numbers has no or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
+from small_trials import experiment_of
 
 from seatrial.chaos.diagnosis import UNSETTLED_BUCKETS, likely_cause
-from seatrial.chaos.experiment import Experiment
-from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.trajectory import read_trajectory
@@ -20,30 +19,13 @@ from seatrial.recovery.compare import Difference
 NAMED = "DDP on 3 or more ranks regroups its gradient buckets"
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    shared = Session(tmp_path_factory.mktemp("session"), owner="test")
-    yield shared
-    shared.close()
-
-
 @pytest.fixture
 def killed(session: Session) -> Callable[..., Trial]:
     """A trial of the job with that way to deal with the trap, killed once."""
 
     def run(bug: str, ranks: int) -> Trial:
-        arguments = {"job": "bucket_trap_job:BucketTrapJob", "params": {"bug": bug}}
-        experiment = Experiment(
-            workload=Workload(
-                entry="seatrial.plugins.jobs.loop:run",
-                arguments=arguments | {"steps": 6, "interval": 2},
-                preload=("seatrial.plugins.jobs.loop", "bucket_trap_job"),
-            ),
-            world=World(ranks=ranks, topology=f"dp{ranks}", device="cpu"),
-            seed=0,
-            steps=6,
-            checkpoint_interval=2,
-        )
+        job = "bucket_trap_job:BucketTrapJob"
+        experiment = experiment_of(job, {"bug": bug}, ranks=ranks, steps=6)
         return session.trial(experiment, Schedule.parse("kill rank=1 at=step:6/backward"))
 
     return run

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_trials import experiment_of
 
 from seatrial.chaos.errors import (
     ImpossibleFaultError,
@@ -19,7 +20,6 @@ from seatrial.chaos.errors import (
     ReferenceFailedError,
 )
 from seatrial.chaos.experiment import Experiment
-from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.launch.processes import descendants
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
@@ -32,26 +32,8 @@ TryJob = Callable[..., Trial]
 
 def experiment(bug: str = "", **different: object) -> Experiment:
     """Eight steps of the tiny job, a checkpoint after every second one."""
-    arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {"bug": bug}}
-    normal = Experiment(
-        workload=Workload(
-            entry="seatrial.plugins.jobs.loop:run",
-            arguments=arguments | {"steps": 8, "interval": 2},
-            preload=("seatrial.plugins.jobs.loop", "tiny_job"),
-        ),
-        world=World(ranks=2, topology="dp2", device="cpu"),
-        seed=0,
-        steps=8,
-        checkpoint_interval=2,
-    )
+    normal = experiment_of("tiny_job:TinyJob", {"bug": bug})
     return replace(normal, **different)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    shared = Session(tmp_path_factory.mktemp("session"), owner="test")
-    yield shared
-    shared.close()
 
 
 @pytest.fixture
@@ -241,13 +223,9 @@ def test_a_job_that_crashes_by_itself_is_refused_with_its_last_words(try_job: Tr
 
 
 def test_a_job_that_records_nothing_is_refused(session: Session) -> None:
-    silent = Workload(
-        entry="tiny_job:records_nothing",
-        arguments={},
-        preload=("seatrial.plugins.jobs.loop", "tiny_job"),
-    )
+    silent = experiment_of("", {}, entry="tiny_job:records_nothing")
     with pytest.raises(ReferenceFailedError):
-        session.trial(experiment(workload=silent), Schedule())
+        session.trial(silent, Schedule())
 
 
 def test_a_refusal_is_remembered_and_nothing_runs_again(try_job: TryJob, session: Session) -> None:
@@ -300,13 +278,13 @@ def test_the_reference_is_computed_once_for_all_sessions_that_share_a_directory(
     session: Session, try_job: TryJob
 ) -> None:
     trial = try_job(KILL)
-    root = next(path for path in trial.run.directory.parents if list(path.glob("reference-*")))
-    before = {path: path.stat().st_mtime_ns for path in root.glob("reference-*/first/run.json")}
+    name = f"reference-{experiment().key}"
+    root = next(path for path in trial.run.directory.parents if (path / name).exists())
+    written = (root / name / "first" / "run.json").stat().st_mtime_ns
     other = Session(root, owner="other")
     reference = other.reference(experiment())
     other.close()
-    after = {path: path.stat().st_mtime_ns for path in root.glob("reference-*/first/run.json")}
-    assert before == after
+    assert (root / name / "first" / "run.json").stat().st_mtime_ns == written
     assert reference.run == session.reference(experiment()).run
 
 

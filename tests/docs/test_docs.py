@@ -169,7 +169,7 @@ def test_every_flag_exists(document: Path) -> None:
 @in_each_document
 def test_every_schedule_can_fire(document: Path) -> None:
     for block in blocks(document, "sh", "text"):
-        for line in block.text.splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True) if "--chaos-fault" in line else []
             given = dict(pairwise(words))
             ranks = int(given.get("--chaos-ranks", 2))

@@ -168,7 +168,7 @@ def prove(context: RankContext, options: Options) -> object:
         "clipped": moments(context, {**still, "clip": "0.05"}),
         "overflow": overflow(context, dict(options)),
         "phases": phases(context, dict(options)),
-        "resume": resume(context, {**options, "before": "2", "after": "3"}),
+        "resume": resume(context, {**options, "before": "2", "after": "2"}),
     }
 
 
@@ -230,6 +230,20 @@ def take_over_all(context: RankContext, options: Options) -> object:
             run["notes"] = run.get("notes", state.notes)
         found[directory] = run
     return found
+
+
+def forget_tied(context: RankContext, options: Options) -> object:
+    """A run that `save` saved, restored; then one of two copies of the embedding is lost."""
+    job = GPTJob(**{name: value for name, value in options.items() if name != "source"})
+    state = job.build(context)
+    store = CheckpointStore(Path(options["source"]) / "store", topology=context.topology)
+    assert store.restore(state) is not None
+    fingerprinter = Fingerprinter(rank=context.rank)
+    restored = fingerprinter(state).to_json()
+    if context.rank == context.world_size - 1:
+        with torch.no_grad():
+            state.tensors()["model/token_embedding.weight"].zero_()
+    return {"restored": restored, "forgotten": fingerprinter(state).to_json()}
 
 
 def layouts(context: RankContext, _options: Options) -> object:

@@ -23,8 +23,18 @@ from seatrial.recovery.topology import Topology
 from .conftest import Once, RunRanks
 
 TOPOLOGIES = (
-    *("dp2", "dp4", "fsdp2", "hsdp2x2", "tp2", "fsdp2-tp2", "dp2-tp2", "pp2", "pp2-dp2"),
-    *("pp2-fsdp2", "pp2-tp2", "zero1-dp2", "dp2-tp2-pp2", "ep2", "dp2-ep2", "cp2", "fsdp2-cp2"),
+    *("dp1", "dp2", "dp4", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "fsdp2-tp2", "dp2-tp2", "pp2"),
+    *(
+        "pp2-dp2",
+        "pp2-fsdp2",
+        "pp2-tp2",
+        "zero1-dp2",
+        "dp2-tp2-pp2",
+        "ep2",
+        "dp2-ep2",
+        "cp2",
+        "fsdp2-cp2",
+    ),
 )
 SMALL = {"samples": 39, "width": 16}
 
@@ -64,7 +74,7 @@ def test_the_mesh_has_the_groups_of_the_topology(proved: Evidence, topology: str
     for rank, shown in enumerate(proved(topology)):
         groups = shown["meshes"]
         assert groups == {name: [*parsed.group(name, rank=rank)] for name in groups}
-        assert len(groups) == sum(size > 1 for _, size in parsed.sizes)
+        assert len(groups) == max(1, sum(size > 1 for _, size in parsed.sizes))
 
 
 @pytest.mark.parametrize("run", ["plain", "clipped"])
@@ -88,10 +98,10 @@ def test_it_trains_as_on_one_rank(
 def test_two_runs_are_equal_and_a_resumed_one_too(
     proved: Evidence, run_ranks: RunRanks, topology: str
 ) -> None:
-    # Resumed after 2 steps of 5; the third has the uneven end of an epoch.
+    # Resumed after 2 steps of 4; the third has the uneven end of an epoch, the fourth is another's.
     ranks = [rank["resume"] for rank in proved(topology)]
     experts = 4 if has_experts(topology) else 0
-    again = run_ranks("train", topology, steps=5, experts=experts, **SMALL)
+    again = run_ranks("train", topology, steps=4, experts=experts, **SMALL)
     for rank, other in zip(ranks, again, strict=True):
         # The first record of each is the state alone, the others have the outputs of a step too.
         assert other[2]["fingerprint"] == rank["uninterrupted"][0]["fingerprint"]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from seatrial.chaos.case import Resharded
 from seatrial.chaos.launch.plan import trace_file
 from seatrial.chaos.ledger import Ledger, Strike
 from seatrial.chaos.run import Attempt, Ending, Run, StoreState
@@ -172,7 +173,12 @@ class Evidence:
         )
 
     def judged(
-        self, reference: Evidence, schedule: str, *, steps: range = range(1, STEPS + 1)
+        self,
+        reference: Evidence,
+        schedule: str,
+        *,
+        steps: range = range(1, STEPS + 1),
+        resharded: Resharded | None = None,
     ) -> Judgement:
         return judge(
             read_trajectory(reference.run),
@@ -180,4 +186,5 @@ class Evidence:
             Schedule.parse(schedule),
             checkpoint_interval=INTERVAL,
             expected_steps=steps,
+            resharded=resharded,
         )

@@ -14,12 +14,19 @@ from seatrial.recovery.state import TrainingState
 
 
 class ForgetfulState(TrainingState):
-    """Restores everything on as many ranks as saved, and all but the sampler on any other."""
+    """Restores everything on as many ranks as saved, and all but the sampler on any other.
+
+    With ``only_back`` it forgets only what one rank saved.
+    """
+
+    only_back = False
 
     def load_objects(
         self, shared: Mapping[str, object], ranks: Mapping[int, Mapping[str, object]], rank: int
     ) -> None:
         changed = len(ranks) != dist.get_world_size()
+        if self.only_back:
+            changed = changed and len(ranks) == 1
         self._load_objects(shared, ranks, rank, omitted={"sampler"} if changed else set())
 
 
@@ -37,8 +44,8 @@ class Budget:
 
 
 class ReshardingJob(BucketTrapJob):
-    """``bug`` is "", "forgets the sampler elsewhere", "has a stream of its own", or "has a budget"
-    that its own code loses elsewhere."""
+    """``bug`` is "", "forgets the sampler elsewhere" or "coming back", "has a stream of its own",
+    or "has a budget" that its own code loses elsewhere."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
@@ -46,10 +53,15 @@ class ReshardingJob(BucketTrapJob):
 
     def build(self, context: Any) -> TrainingState:
         super().build(context)
-        make = ForgetfulState if "elsewhere" in self.own_bug else TrainingState
-        stream = {"noise": torch.Generator()} if "stream" in self.own_bug else {}
+        make = ForgetfulState if "forgets" in self.own_bug else TrainingState
+        stream = {}
+        if "stream" in self.own_bug:
+            noise = stream["noise"] = torch.Generator().manual_seed(context.rank)
+            self.model.register_forward_pre_hook(
+                lambda _, inputs: (inputs[0] + 0.1 * torch.randn(4, generator=noise),)
+            )
         self.budget = Budget()
-        return make(
+        state = make(
             model=self.model,
             optimizer=self.optimizer,
             sampler=self.sampler,
@@ -57,6 +69,9 @@ class ReshardingJob(BucketTrapJob):
             extra={"budget": self.budget} if "budget" in self.own_bug else {},
             seed=context.seed,
         )
+        if isinstance(state, ForgetfulState):
+            state.only_back = "coming back" in self.own_bug
+        return state
 
     def step(self, context: Any) -> StepReport:
         self.budget.left -= 1

@@ -27,6 +27,7 @@ class TinyConfig:
     bug: str = ""
     pause_s: float = 0.0
     log: str = ""
+    tail: str = "partial"
 
 
 class TinyJob:

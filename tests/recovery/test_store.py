@@ -68,6 +68,18 @@ def fail_at(event: str, edge: str, error: Exception) -> Callable[[], None]:
     return stop
 
 
+def test_a_state_saved_before_the_first_step_comes_back(
+    store: CheckpointStore, make_state: Any, same_tensors: Any
+) -> None:
+    store.save(make_state(1), step=0)
+    state = make_state(2)
+    restored = store.restore(state)
+    assert restored is not None
+    assert (restored.step, restored.damaged) == (0, ())
+    assert same_tensors(state, make_state(1))
+    assert store.latest() == 0
+
+
 def test_nothing_published_is_none_and_leaves_the_state_alone(
     store: CheckpointStore, make_state: Any, same_tensors: Any
 ) -> None:

@@ -49,6 +49,16 @@ def test_a_restored_sampler_continues_where_it_was(before: int) -> None:
     assert take(other, 6) == take(sampler, 6)
 
 
+def test_looking_ahead_takes_nothing() -> None:
+    sampler = make()
+    take(sampler, 2)
+    state = sampler.state_dict()
+    upcoming = sampler.upcoming()
+    seen = [(epoch, indices.tolist()) for epoch, indices in (next(upcoming) for _ in range(5))]
+    assert sampler.state_dict() == state
+    assert take(sampler, 5) == seen
+
+
 def test_another_batch_size_continues_with_the_next_sample() -> None:
     sampler, other = make(), make(batch_size=3)
     order = [i for _, indices in take(make(batch_size=20), 1) for i in indices]
