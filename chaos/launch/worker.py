@@ -42,6 +42,8 @@ from .processes import die_with_parent
 
 Entry = Callable[[RankContext, dict[str, object]], None]
 
+_MEETING_S = 0.0005
+
 
 def run_rank(plan: AttemptPlan, rank: int) -> int:
     """Run one rank to its end and return its exit status.
@@ -181,10 +183,16 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
     )
-    if backend == "gloo":
-        # A rank is connected as soon as its peer's kernel has taken the connection. One that left
-        # now would break it before the peer has looked, and the peer's rendezvous would fail.
-        dist.barrier()
+    # Under gloo a rank is connected as soon as its peer's kernel has taken the connection. One that
+    # left now would break it before the peer has looked, and the peer's rendezvous would fail. By the
+    # store, as a barrier would be a collective of the job's own group.
+    store.set(f"met/{rank}", "here")
+    everybody = [f"met/{each}" for each in range(plan.world.ranks)]
+    deadline = time.monotonic() + plan.timeout_s
+    while not store.check(everybody):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not every rank came to the rendezvous in {plan.timeout_s:g} s")
+        time.sleep(_MEETING_S)
 
 
 def _set_environment(plan: AttemptPlan, rank: int) -> None:
