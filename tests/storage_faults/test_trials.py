@@ -34,8 +34,10 @@ def try_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
     session.close()
 
 
-def run_trial(session: Session, schedule: str, **more: float) -> Trial:
-    arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {}}
+def run_trial(
+    session: Session, schedule: str, job: str = "tiny_job:TinyJob", **more: float
+) -> Trial:
+    arguments: dict[str, object] = {"job": job, "params": {}}
     experiment = Experiment(
         workload=Workload(
             entry="seatrial.plugins.jobs.loop:run",
@@ -170,6 +172,26 @@ def test_the_run_recovers_on_an_object_store(try_job_on_s3: TryJob, schedule: st
         assert "rank-00001.safetensors is not there" in causes(trial)[0]
 
 
+SIDE = "side_file_job:SideFileJob"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("fail rank=1 at=step:3/storage/commit path=*/side-1 error=ENOSPC", "No space left"),
+        ("short rank=1 at=step:3/storage/write path=*/side-1 keep=0", "does not hold what was"),
+        ("lose rank=1 at=step:3/storage/commit path=*/side-1", "No such file"),
+    ],
+)
+def test_what_a_job_writes_by_itself_through_chaos_is_struck_too(
+    try_job: TryJob, fault: str, says: str
+) -> None:
+    trial = try_job(fault, job=SIDE)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    assert says in causes(trial)[0]
+    assert "side-1" in causes(trial)[0]
+
+
 def test_what_can_never_strike_is_refused(try_job: TryJob) -> None:
-    with pytest.raises(ImpossibleFaultError, match="no checkpoint is saved at step 3"):
-        try_job("fail rank=1 at=step:3/storage/write")
+    with pytest.raises(ImpossibleFaultError, match="the run ends at step 6"):
+        try_job("fail rank=1 at=step:7/storage/write")
