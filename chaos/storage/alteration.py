@@ -213,10 +213,12 @@ class Alteration:
             self._delay(index, fault)
         elif fault.action == "stale":
             return self._stale(index, fault, result, filled)
-        elif filled is None:
+        elif filled is not None:
+            filled[:] = self._altered(index, fault, bytes(filled))
+        elif _is_bytes(result):
             return self._altered(index, fault, bytes(result))
         else:
-            filled[:] = self._altered(index, fault, bytes(filled))
+            self.report(index, fault, "no bytes pass in it", changed=False)
         return result
 
     def _stale(self, index: int, fault: Fault, result: Any, filled: memoryview | None) -> Any:

@@ -287,6 +287,28 @@ def test_what_could_change_nothing_is_said(
     assert (record["change"], record["changed"]) == (said, False)
 
 
+def test_a_download_in_one_call_shows_no_bytes_and_says_so(bucket: Any, tmp_path: Path) -> None:
+    chaos, path = fsspec.filesystem("chaos", fs=bucket), f"{BUCKET}/{secrets.token_hex(8)}"
+    chaos.pipe_file(path, b"content")
+    with striking("corrupt rank=0 at=storage/read") as struck:
+        chaos.get_file(path, str(tmp_path / "x"))
+    assert struck.changes == ["storage/read: no bytes pass in it"]
+    assert (tmp_path / "x").read_bytes() == b"content"
+
+
+def test_text_and_transactions_pass_through(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    with chaos.open(f"{root}/text", "w") as file:
+        file.write("one\ntwö\n")
+    with chaos.open(f"{root}/text", "r") as file:
+        assert file.readlines() == ["one\n", "twö\n"]
+    with chaos.transaction:
+        with chaos.open(f"{root}/later", "wb") as file:
+            file.write(b"x")
+        assert not target.exists(f"{root}/later")
+    assert target.cat_file(f"{root}/later") == b"x"
+
+
 def test_a_multipart_upload_whose_completion_is_lost_is_left_behind(
     server: S3Server, bucket: Any
 ) -> None:
