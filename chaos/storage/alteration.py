@@ -26,7 +26,10 @@ __all__ = ["Alteration", "step_of_file"]
 Key = tuple[Hashable, ...]
 
 _STEP = re.compile(r"(?:^|/)step-(\d{8,})(?:/|$)")
-_CONTENT = re.compile(r"/(?:manifest(?:-\d+)?\.json|attempt-[^/]+/rank-[^/]+)$")
+# A manifest, also under the name that it is written under in a directory; shards and plain data.
+_CONTENT = re.compile(
+    r"/(?:manifest(?:-\d+)?\.json|\.manifest\.json\.\w+\.tmp|attempt-[^/]+/rank-[^/]+)$"
+)
 
 
 def step_of_file(file: str) -> int | None:

@@ -76,6 +76,7 @@ def causes(trial: Trial) -> list[str]:
         f"fail rank=1 at=storage/read error=EIO attempt=2; {KILL}",
         f"corrupt rank=1 at=storage/read path=*.safetensors attempt=2; {KILL}",
         f"corrupt rank=1 at=step:4/storage/write {SHARD}; {KILL}",
+        f"corrupt rank=0 at=step:4/storage/write path=*manifest.json*; {KILL}",
         f"lose rank=0 at=step:4/storage/publish; {KILL}",
         f"stale rank=1 at=storage/read path=*/manifest.json attempt=2; {KILL}",
         f"kill rank=1 at=step:4/storage/write {SHARD}",
