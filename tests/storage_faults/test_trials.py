@@ -6,6 +6,7 @@ nothing."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -59,11 +60,12 @@ def try_job_on_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
     with moto() as server, pytest.MonkeyPatch.context() as patched:
         for name, value in server.environment.items():
             patched.setenv(name, value)
-        url = f"s3://{BUCKET}/run"
+        prefix = secrets.token_hex(8)
+        url = f"s3://{BUCKET}/{prefix}"
         session = Session(tmp_path_factory.mktemp("session"), owner="test", stores=url)
         yield partial(run_trial, session, object_store=True)
         session.close()
-        assert "Contents" not in server.client().list_objects_v2(Bucket=BUCKET)
+        assert "Contents" not in server.client().list_objects_v2(Bucket=BUCKET, Prefix=prefix)
 
 
 def causes(trial: Trial) -> list[str]:
@@ -115,7 +117,7 @@ def test_the_save_stops_naming_rank_file_and_cause_and_the_restart_recovers(
 def test_a_store_that_stalls_for_longer_than_the_deadline_ends_the_attempt_only(
     try_job: TryJob,
 ) -> None:
-    trial = try_job("delay rank=1 at=step:4/storage/write seconds=600", timeout_s=2)
+    trial = try_job("delay rank=1 at=step:4/storage/write seconds=600", timeout_s=3)
     assert trial.verdict is Verdict.RECOVERED, trial.reason
     assert [attempt.ending for attempt in trial.run.attempts] == ["hung", "completed"]
 
