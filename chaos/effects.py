@@ -13,7 +13,7 @@ from typing import cast
 
 from seatrial.recovery.errors import NoValidCheckpointError
 
-from .actions import BENDING, DAMAGE, DATA, LIES
+from .actions import BENDING, DAMAGE, DATA, ERRORS, LIES
 from .bending import bend_without_effect
 from .case import Case
 from .errors import InjectedError
@@ -23,6 +23,9 @@ from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
 from .trajectory import Trajectory
+
+_REFUSALS = frozenset(type(OSError(number, "")).__name__ for number in ERRORS.values())
+"""The classes of what ``fail`` raises."""
 
 _SIGNAL_S = 1.0
 """A signal is sent within this time of the strike, however busy the machine."""
@@ -129,8 +132,10 @@ def ended_by_operation(run: Run, strike: Strike) -> bool:
         if lasts_s and float(str(record["t"])) + float(str(lasts_s)) > attempt.ended_t:
             return True
     if strike.action == "fail":
+        # The job may have wrapped the error; its own errors of files say nothing.
         return _was_noticed(run, strike) or any(
-            "OSError" in [*cast(list[str], error["bases"]), *cast(list[str], error["causes"])]
+            "injected by the fault" in str(error["message"])
+            or not _REFUSALS.isdisjoint(cast(list[str], error["causes"]))
             for error in _errors_after(run, strike)
         )
     return strike.action in LIES and _was_noticed(run, strike)

@@ -27,7 +27,10 @@ __all__ = ["Alteration", "step_of_file"]
 Key = tuple[Hashable, ...]
 
 _STEP = re.compile(r"(?:^|/)step-(\d{8,})(?:/|$)")
-_CONTENT = re.compile(r"/(?:manifest(?:-\d+)?\.json|attempt-[^/]+/rank-[^/]+)$")
+# A manifest, also under the name that it is written under in a directory; shards and plain data.
+_CONTENT = re.compile(
+    r"/(?:manifest(?:-\d+)?\.json|\.manifest\.json\.\w+\.tmp|attempt-[^/]+/rank-[^/]+)$"
+)
 
 
 def step_of_file(file: str) -> int | None:
@@ -215,10 +218,12 @@ class Alteration:
             self._delay(index, fault)
         elif fault.action == "stale":
             return self._stale(index, fault, result, filled)
-        elif filled is None:
+        elif filled is not None:
+            filled[:] = self._altered(index, fault, bytes(filled))
+        elif _is_bytes(result):
             return self._altered(index, fault, bytes(result))
         else:
-            filled[:] = self._altered(index, fault, bytes(filled))
+            self.report(index, fault, "no bytes pass in it", changed=False)
         return result
 
     def _stale(self, index: int, fault: Fault, result: Any, filled: memoryview | None) -> Any:

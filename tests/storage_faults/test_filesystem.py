@@ -2,64 +2,24 @@
 
 Without faults nothing differs, and each fault does to a single operation what it says.
 
-Trials with these faults are in `test_trials`; the store's own backends in `test_store_faults`."""
+Trials with these faults are in `test_trials`; the store's own backends in
+`tests/recovery/test_slow_and_full`; code of others in `test_other_code`."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
-import multiprocessing
 import pickle
 import secrets
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from object_servers import BUCKET, S3Server, moto
-from storage_child import write
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from object_servers import BUCKET, S3Server
 
-from seatrial.chaos.inject import Position
 from seatrial.chaos.storage import striking
-from seatrial.chaos.storage.arming import ENVIRONMENT
-from seatrial.chaos.trace import read_trace
-
-SIZE = 100_000
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with moto() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def bucket(server: S3Server) -> Any:
-    options = {**server.options, "use_listings_cache": False, "skip_instance_cache": True}
-    return fsspec.filesystem("s3", **options)
-
-
-@pytest.fixture(params=["file", "memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any, str]:
-    """``(chaos, target, root)``: the file system with faults, the one without, a directory."""
-    if request.param == "file":
-        target, root = fsspec.filesystem("file"), str(tmp_path / "d")
-        target.mkdir(root)
-    elif request.param == "memory":
-        target, root = fsspec.filesystem("memory"), f"/{secrets.token_hex(8)}"
-        target.mkdir(root)
-    else:
-        target, root = request.getfixturevalue("bucket"), f"{BUCKET}/{secrets.token_hex(8)}"
-    return fsspec.filesystem("chaos", fs=target), target, root
 
 
 def test_without_faults_it_does_what_its_target_does(place: tuple[Any, Any, str]) -> None:
@@ -287,6 +247,28 @@ def test_what_could_change_nothing_is_said(
     assert (record["change"], record["changed"]) == (said, False)
 
 
+def test_a_download_in_one_call_shows_no_bytes_and_says_so(bucket: Any, tmp_path: Path) -> None:
+    chaos, path = fsspec.filesystem("chaos", fs=bucket), f"{BUCKET}/{secrets.token_hex(8)}"
+    chaos.pipe_file(path, b"content")
+    with striking("corrupt rank=0 at=storage/read") as struck:
+        chaos.get_file(path, str(tmp_path / "x"))
+    assert struck.changes == ["storage/read: no bytes pass in it"]
+    assert (tmp_path / "x").read_bytes() == b"content"
+
+
+def test_text_and_transactions_pass_through(place: tuple[Any, Any, str]) -> None:
+    chaos, target, root = place
+    with chaos.open(f"{root}/text", "w") as file:
+        file.write("one\ntwö\n")
+    with chaos.open(f"{root}/text", "r") as file:
+        assert file.readlines() == ["one\n", "twö\n"]
+    with chaos.transaction:
+        with chaos.open(f"{root}/later", "wb") as file:
+            file.write(b"x")
+        assert not target.exists(f"{root}/later")
+    assert target.cat_file(f"{root}/later") == b"x"
+
+
 def test_a_multipart_upload_whose_completion_is_lost_is_left_behind(
     server: S3Server, bucket: Any
 ) -> None:
@@ -327,65 +309,3 @@ def test_a_chain_is_opened_by_its_url(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"x"
     with striking("fail rank=0 at=storage/stat"), pytest.raises(OSError, match="injected"):
         fsspec.open(f"chaos::file://{tmp_path}/a", "rb").open()
-
-
-class TestDistributedCheckpoint:
-    @pytest.fixture(params=["file", "s3"])
-    def url(self, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
-        if request.param == "file":
-            return f"chaos::file://{tmp_path}/saved", {}
-        options = request.getfixturevalue("server").options
-        return f"chaos::s3://{BUCKET}/{secrets.token_hex(8)}", {"s3": options}
-
-    def save(self, url: tuple[str, dict[str, Any]], value: float) -> None:
-        place, options = url
-        dcp.save({"x": torch.full((SIZE,), value)}, storage_writer=FsspecWriter(place, **options))
-
-    def load(self, url: tuple[str, dict[str, Any]]) -> torch.Tensor:
-        place, options = url
-        state = {"x": torch.zeros(SIZE)}
-        dcp.load(state, storage_reader=FsspecReader(place, **options))
-        return state["x"]
-
-    def test_it_saves_and_loads(self, url: tuple[str, dict[str, Any]]) -> None:
-        self.save(url, 3.0)
-        assert torch.equal(self.load(url), torch.full((SIZE,), 3.0))
-
-    def test_a_full_disk_stops_the_save(self, url: tuple[str, dict[str, Any]]) -> None:
-        with (
-            striking("fail rank=0 at=storage/write path=*.distcp error=ENOSPC times=always"),
-            pytest.raises(CheckpointException) as caught,
-        ):
-            self.save(url, 1.0)
-        assert "No space left on device (injected" in str(caught.value)
-
-    def test_a_bit_that_flips_at_rest_goes_unnoticed(self, url: tuple[str, dict[str, Any]]) -> None:
-        """Which is why this project's store digests what it reads."""
-        with striking("corrupt rank=0 at=storage/commit path=*.distcp") as struck:
-            self.save(url, 3.0)
-        assert len(struck.changes) == 1
-        assert int((self.load(url) != 3.0).sum()) == 1
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_child_processes_are_struck_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    schedule = "fail rank=1 at=storage/write error=ENOSPC"
-    position = Position(rank=1, world_size=2, ranks_per_node=2, attempt=1, store="", pids=tmp_path)
-    trace = tmp_path / "trace.jsonl"
-    plan = {
-        "schedule": schedule,
-        "position": asdict(position) | {"pids": str(tmp_path)},
-        "strikes": str(tmp_path),
-        "trace": str(trace),
-    }
-    monkeypatch.setenv(ENVIRONMENT, json.dumps(plan))
-    context: Any = multiprocessing.get_context(method)
-    results = context.SimpleQueue()
-    child = context.Process(target=write, args=(str(tmp_path / "a"), results))
-    child.start()
-    said = results.get()
-    child.join()
-    assert "No space left on device (injected" in said
-    assert [r["change"] for r in read_trace(trace) if r["kind"] == "operation"] == ["ENOSPC"]

@@ -91,14 +91,21 @@ def test_an_operation_that_was_not_altered_proves_nothing(
 
 
 def failed(
-    tmp_path: Path, text: str, *, t: float, message: str = "", lasts_s: float | None = None
+    tmp_path: Path,
+    text: str,
+    *,
+    t: float,
+    message: str = "",
+    lasts_s: float | None = None,
+    error: str = "SaveError",
+    causes: tuple[str, ...] = (),
 ) -> Evidence:
     """A run whose first attempt failed at ``t`` in the save of step 6, after a strike at 10.0."""
     run = Evidence(tmp_path / "run")
     run.strike(text, event="storage/write")
     facts = {"fault": 0, "event": "storage/write", "file": FILE, "change": "x", "changed": True}
     run.record(1, 1, "operation", t=10.0, **facts, lasts_s=lasts_s)
-    run.fail(rank=1, attempt=1, error="SaveError", t=t, message=message)
+    run.fail(rank=1, attempt=1, error=error, t=t, message=message, causes=causes)
     run.attempt(range(1, 6), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
     run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
     return run
@@ -124,6 +131,23 @@ def test_an_altered_operation_explains_the_failure_that_tells_of_it_and_no_other
     if expected is Verdict.UNRECOVERABLE and action != "fail":
         expected = Verdict.NOT_EXERCISED  # nobody came upon the lie
     assert judgement.verdict is expected, judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "causes", "expected"),
+    [
+        ("MyError", ("OSError",), Verdict.RECOVERED),
+        ("MyError", ("PermissionError",), Verdict.RECOVERED),
+        ("FileNotFoundError", (), Verdict.UNRECOVERABLE),
+        ("MyError", ("KeyError",), Verdict.UNRECOVERABLE),
+    ],
+)
+def test_a_refusal_that_a_job_wraps_is_recognised_by_its_cause(
+    reference: Evidence, tmp_path: Path, error: str, causes: tuple[str, ...], expected: Verdict
+) -> None:
+    text = "fail rank=1 at=step:6/storage/write"
+    run = failed(tmp_path, text, t=11.0, message="cannot save", error=error, causes=causes)
+    assert run.judged(reference, text).verdict is expected
 
 
 @pytest.mark.parametrize(

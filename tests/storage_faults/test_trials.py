@@ -6,6 +6,7 @@ nothing."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -34,8 +35,10 @@ def try_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
     session.close()
 
 
-def run_trial(session: Session, schedule: str, **more: float) -> Trial:
-    arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {}}
+def run_trial(
+    session: Session, schedule: str, job: str = "tiny_job:TinyJob", **more: float
+) -> Trial:
+    arguments: dict[str, object] = {"job": job, "params": {}}
     experiment = Experiment(
         workload=Workload(
             entry="seatrial.plugins.jobs.loop:run",
@@ -57,11 +60,12 @@ def try_job_on_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
     with moto() as server, pytest.MonkeyPatch.context() as patched:
         for name, value in server.environment.items():
             patched.setenv(name, value)
-        url = f"s3://{BUCKET}/run"
+        prefix = secrets.token_hex(8)
+        url = f"s3://{BUCKET}/{prefix}"
         session = Session(tmp_path_factory.mktemp("session"), owner="test", stores=url)
         yield partial(run_trial, session, object_store=True)
         session.close()
-        assert "Contents" not in server.client().list_objects_v2(Bucket=BUCKET)
+        assert "Contents" not in server.client().list_objects_v2(Bucket=BUCKET, Prefix=prefix)
 
 
 def causes(trial: Trial) -> list[str]:
@@ -74,6 +78,7 @@ def causes(trial: Trial) -> list[str]:
         f"fail rank=1 at=storage/read error=EIO attempt=2; {KILL}",
         f"corrupt rank=1 at=storage/read path=*.safetensors attempt=2; {KILL}",
         f"corrupt rank=1 at=step:4/storage/write {SHARD}; {KILL}",
+        f"corrupt rank=0 at=step:4/storage/write path=*manifest.json*; {KILL}",
         f"lose rank=0 at=step:4/storage/publish; {KILL}",
         f"stale rank=1 at=storage/read path=*/manifest.json attempt=2; {KILL}",
         f"kill rank=1 at=step:4/storage/write {SHARD}",
@@ -112,7 +117,7 @@ def test_the_save_stops_naming_rank_file_and_cause_and_the_restart_recovers(
 def test_a_store_that_stalls_for_longer_than_the_deadline_ends_the_attempt_only(
     try_job: TryJob,
 ) -> None:
-    trial = try_job("delay rank=1 at=step:4/storage/write seconds=600", timeout_s=2)
+    trial = try_job("delay rank=1 at=step:4/storage/write seconds=600", timeout_s=3)
     assert trial.verdict is Verdict.RECOVERED, trial.reason
     assert [attempt.ending for attempt in trial.run.attempts] == ["hung", "completed"]
 
@@ -170,6 +175,26 @@ def test_the_run_recovers_on_an_object_store(try_job_on_s3: TryJob, schedule: st
         assert "rank-00001.safetensors is not there" in causes(trial)[0]
 
 
+SIDE = "side_file_job:SideFileJob"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("fail rank=1 at=step:3/storage/commit path=*/side-1 error=ENOSPC", "No space left"),
+        ("short rank=1 at=step:3/storage/write path=*/side-1 keep=0", "does not hold what was"),
+        ("lose rank=1 at=step:3/storage/commit path=*/side-1", "No such file"),
+    ],
+)
+def test_what_a_job_writes_by_itself_through_chaos_is_struck_too(
+    try_job: TryJob, fault: str, says: str
+) -> None:
+    trial = try_job(fault, job=SIDE)
+    assert trial.verdict is Verdict.RECOVERED, trial.reason
+    assert says in causes(trial)[0]
+    assert "side-1" in causes(trial)[0]
+
+
 def test_what_can_never_strike_is_refused(try_job: TryJob) -> None:
-    with pytest.raises(ImpossibleFaultError, match="no checkpoint is saved at step 3"):
-        try_job("fail rank=1 at=step:3/storage/write")
+    with pytest.raises(ImpossibleFaultError, match="the run ends at step 6"):
+        try_job("fail rank=1 at=step:7/storage/write")
