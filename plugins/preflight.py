@@ -30,7 +30,8 @@ class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
     ``reshard`` is the topology of every attempt but the first, if it is another. ``skip`` says why
-    it cannot be run here."""
+    it cannot be run here. ``needs`` is the collective without which a job has nothing to be struck
+    by it."""
 
     name: str
     schedule: Schedule
@@ -39,6 +40,7 @@ class PlannedTrial:
     lossless: bool = False
     reshard: str = ""
     skip: str = ""
+    needs: str = ""
 
 
 def bundled_trials(
@@ -74,7 +76,10 @@ def bundled_trials(
             require_possible(schedule, shape)
         preempts = any(fault.action == "terminate" for fault in schedule.faults)
         name = name or schedule.label
-        trials.append(PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip))
+        needs = "all_reduce" if any(f.concerns_collectives for f in schedule.faults) else ""
+        trials.append(
+            PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip, needs=needs)
+        )
     main = Schedule(Schedule.parse(_main_kill(shape)).faults, seed)
     trials += [resharded(topology, main) for topology in reshard]
     omitted = (*COMPONENTS, EXTRAS) if extras else COMPONENTS

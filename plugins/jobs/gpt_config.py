@@ -42,7 +42,7 @@ class GPTConfig:
     amp: bool = True
     init_scale: float = 2.0**10
     growth_interval: int = 4
-    bucket_mb: float = 0.05
+    bucket_mb: float = 0.08
 
 
 def check_topology(config: GPTConfig, topology: Topology) -> None:

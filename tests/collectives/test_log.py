@@ -57,9 +57,7 @@ def test_a_killed_process_leaves_its_last_call(path: Path) -> None:
         log.begin(2.0, 0, 5, 2)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert str(read_calls(path)[-1]) == (
-        "all_reduce #2 of group dp (4) at a.py:1 in f, under way"
-    )
+    assert str(read_calls(path)[-1]) == ("all_reduce #2 of group dp (4) at a.py:1 in f, under way")
 
 
 def test_no_log_has_no_calls(path: Path) -> None:

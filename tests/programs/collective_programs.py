@@ -78,7 +78,6 @@ class _Seen:
     """Counts calls by operation, and beside that what gloo says it has run."""
 
     def __init__(self, context: RankContext) -> None:
-        assert context.observer is not None
         self._context, self._observer = context, context.observer
 
     def by(self, name: str) -> _Between:
@@ -110,7 +109,6 @@ class _Between:
 
 def steps(context: RankContext, arguments: Arguments) -> None:
     """Steps of one of the programs below, compared after each; what came out, or what was found."""
-    assert context.observer is not None
     consistency = Consistency(context.observer, timeout_s=20.0)
     program = globals()[arguments["named"]](context)
     for step in range(1, 4):
@@ -236,7 +234,6 @@ def one_of_each(context: RankContext) -> Any:
 
 def remade_groups(context: RankContext, arguments: Arguments) -> None:
     """Groups that are made, used and destroyed: how many are still known, and with which names."""
-    assert context.observer is not None
     for turn in range(3):
         group = dist.new_group([0, 1], group_desc=f"turn{turn}")
         dist.all_reduce(torch.ones(1), group=group)
