@@ -241,3 +241,15 @@ def remade_groups(context: RankContext, arguments: Arguments) -> None:
         del group
     gc.collect()
     context.trace.record("known", names=[group.label for group in context.observer.groups])
+
+
+def one_number(context: RankContext) -> Any:
+    """A sum of a single number, then a broadcast."""
+
+    def step(number: int) -> list[float]:
+        tensor = torch.full((), float(number + context.rank))
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        return [float(tensor)]
+
+    return step
