@@ -223,6 +223,12 @@ def test_only_calls_of_the_named_group_count(steps: Steps) -> None:
     assert bent["call"].startswith("all_reduce of group blue at ")
 
 
+def test_so_it_is_for_faults_of_the_process(steps: Steps) -> None:
+    run = steps("two_groups", "kill rank=1 at=step:2/collective/* group=blue when=after")
+    last = read_calls(calls_file(run.directory, 1, 1))[-1]
+    assert (last.group, last.sequence) == ("blue", 2)
+
+
 def test_a_fault_at_another_event_is_for_the_next_call(steps: Steps) -> None:
     run = steps("one_of_each", "delay rank=1 at=step:2 seconds=0")
     (bent,) = records(run, "bent", 1)
