@@ -81,7 +81,7 @@ _COLLECTIVE = (
     Action("reorder", "a call is made after the next one of its kind", ("across",)),
     Action("skip", "a call is not made, and its tensors stay as they are"),
     Action("duplicate", "a call is made twice"),
-    Action("wrong-shape", "a call is made with half its elements"),
+    Action("wrong-shape", "a call is made with another number of elements"),
     Action("wrong-dtype", "a call is made with another dtype", ("size",)),
     Action("wrong-reduction", "a call is made with another reduction"),
     Action("wrong-root", "a call is made with the next rank as its root"),

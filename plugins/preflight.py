@@ -32,7 +32,7 @@ class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
     ``reshard`` are the topologies of the restarts, if they have others. ``skip`` says why it cannot
-    be run here."""
+    be run here. ``needs`` is the collective without which a job has nothing to be struck by it."""
 
     name: str
     schedule: Schedule
@@ -41,6 +41,7 @@ class PlannedTrial:
     lossless: bool = False
     reshard: str = ""
     skip: str = ""
+    needs: str = ""
 
 
 def bundled_trials(
@@ -82,7 +83,10 @@ def bundled_trials(
             require_possible(schedule, shape)
         preempts = any(fault.action == "terminate" for fault in schedule.faults)
         name = name or schedule.label
-        trials.append(PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip))
+        needs = "all_reduce" if any(f.concerns_collectives for f in schedule.faults) else ""
+        trials.append(
+            PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip, needs=needs)
+        )
     for route in reshard:
         kills = Schedule.parse(_kills_along(route, shape))
         trials.append(resharded(route.restarts, Schedule(kills.faults, seed)))

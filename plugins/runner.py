@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from seatrial.chaos.errors import UsageError
+from seatrial.chaos.launch.plan import calls_file
+from seatrial.chaos.reference import Reference
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.verdict import Verdict
+from seatrial.recovery.collectives import read_calls
 
 from .options import (
     ChaosOptions,
@@ -66,6 +69,8 @@ class TrialRunner:
                 replay = replay_line(planned, options)
                 self.run(each, node, options=options, expect=each.expect, replay=replay)
             return
+        if planned.needs and not self._makes(options, planned.needs):
+            pytest.skip(f"the job makes no {planned.needs}")
         replay = replay_line(planned, options)
         self.run(planned, node, options=options, expect=planned.expect, replay=replay)
 
@@ -111,10 +116,18 @@ class TrialRunner:
 
     def _components(self, options: ChaosOptions) -> tuple[str, ...]:
         """The components of the job's state, as its reference has them."""
+        return tuple(self._reference(options).trajectory.beginnings[0].state)
+
+    def _makes(self, options: ChaosOptions, operation: str) -> bool:
+        """Whether the last rank of the reference made such a call."""
+        directory = self._reference(options).run.directory
+        calls = read_calls(calls_file(directory, 1, experiment(options).world.ranks - 1))
+        return any(call.operation == operation for call in calls)
+
+    def _reference(self, options: ChaosOptions) -> Reference:
         subject = experiment(options)
         with self._progress.of("reference", subject.steps) as report:
-            reference = self._session().reference(subject, progress=report)
-        return tuple(reference.trajectory.beginnings[0].state)
+            return self._session().reference(subject, progress=report)
 
     def _keep(
         self, session: Session, trial: Trial, planned: PlannedTrial, options: ChaosOptions

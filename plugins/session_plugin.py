@@ -55,7 +55,7 @@ class ChaosPlugin:
             self._root = Path(self._worker[_ROOT])
         self._session: Session | None = None
         self._rows: list[Row] = []
-        self._not_run: list[str] = []
+        self._not_run: dict[str, list[str]] = {}
         self._unusable = ""
         self.runner = TrialRunner(self.options, self._open, ProgressLine(config))
 
@@ -128,7 +128,9 @@ class ChaosPlugin:
         if report.when == "call":
             self._rows += rows_in(report.user_properties)
             if report.skipped and report.nodeid.startswith("chaos::"):
-                self._not_run.append(report.nodeid.removeprefix("chaos::"))
+                why = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else ""
+                names = self._not_run.setdefault(str(why).removeprefix("Skipped: "), [])
+                names.append(report.nodeid.removeprefix("chaos::"))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
@@ -148,9 +150,9 @@ class ChaosPlugin:
             for row, line in summary_lines(self._rows, terminalreporter._tw.fullwidth):
                 markup = {} if row is None else {"green" if row.passed else "red": True}
                 terminalreporter.write_line(line, **markup)
-            if self._not_run:
-                names = ", ".join(self._not_run)
-                terminalreporter.write_line(f"not run on an object store: {names}", yellow=True)
+            for why, not_run in self._not_run.items():
+                line = f"not run, {why}: {', '.join(not_run)}"
+                terminalreporter.write_line(line, yellow=True)
         if self._unusable:
             terminalreporter.write_line(f"ERROR: {self._unusable}", red=True)
 

@@ -70,10 +70,12 @@ def drop(bend: Bend) -> Work:
 
 
 def wrong_shape(bend: Bend) -> Work:
-    """Half the elements."""
+    """Half the elements; of a single one, two."""
     arguments = list(bend.call.arguments)
     if bend.name in _IN_PLACE:
         tensor = _only(bend, arguments[0])
+        if tensor.numel() == 1:
+            return _doubled(bend, tensor)
         half = _part(bend, tensor, tensor.numel() // 2)
         arguments[0] = half if isinstance(arguments[0], torch.Tensor) else [half]
     elif bend.name in _SCALED:
@@ -84,6 +86,19 @@ def wrong_shape(bend: Bend) -> Work:
         raise Unable(f"the shape of {bend.name} is not changed")
     bend.says("was made with half its elements")
     return replace(bend.call, arguments=arguments).issue()
+
+
+def _doubled(bend: Bend, tensor: torch.Tensor) -> Work:
+    both = tensor.detach().reshape(1).repeat(2)
+    given = bend.call.arguments[0]
+    first = both if isinstance(given, torch.Tensor) else [both]
+    bend.says("was made with two elements instead of one")
+
+    def put_back() -> None:
+        tensor.detach().copy_(both[:1].reshape(tensor.shape))
+
+    work = replace(bend.call, arguments=[first, *bend.call.arguments[1:]]).issue()
+    return FollowedUp(work, put_back)
 
 
 def wrong_dtype(bend: Bend) -> Work:

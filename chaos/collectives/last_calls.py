@@ -29,25 +29,37 @@ def last_calls(calls: Calls) -> list[str]:
 
 
 def behind(calls: Calls) -> str:
-    """Who has not come to a collective in which others wait, as a sentence; empty if nobody."""
+    """Who has not come to a collective in which others wait, as a sentence; empty if nobody.
+
+    Or who called another one in its place.
+    """
     for rank, made in calls.items():
         for call in reversed(made):
             if not call.waits or call.peer is not None:
                 continue
-            missing = [
-                other
-                for other in call.ranks
-                if other != rank and other in calls and _is_behind(calls[other], call)
-            ]
+            others = [other for other in call.ranks if other != rank and other in calls]
+            missing = [other for other in others if _is_behind(calls[other], call)]
             if missing:
                 ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
                 return f"{ranks} did not come to {call}, where rank {rank} waits"
+            for other in others:
+                instead = [c for c in _in_group(calls[other], call) if c.sequence == call.sequence]
+                if instead and instead[0].operation != call.operation:
+                    return (
+                        f"rank {other} called {instead[0]}, where rank {rank} called "
+                        f"{call.operation} at {call.site}"
+                    )
     return ""
 
 
 def _is_behind(made: Sequence[LoggedCall], call: LoggedCall) -> bool:
-    same = (c for c in made if c.peer is None and (c.group, c.ranks) == (call.group, call.ranks))
-    own = [c.sequence for c in same]
+    own = [each.sequence for each in _in_group(made, call)]
     if not own and made and made[0].number > 1:
         return False  # its calls in the group may be older than what the log keeps
     return max(own, default=0) < call.sequence
+
+
+def _in_group(made: Sequence[LoggedCall], call: LoggedCall) -> list[LoggedCall]:
+    """The collectives of a rank in the group of ``call``."""
+    group = (call.group, call.ranks)
+    return [each for each in made if each.peer is None and (each.group, each.ranks) == group]

@@ -38,7 +38,7 @@ class RankContext:
     directory: Path
     timeout_s: float
     trace: TraceWriter
-    observer: Observer | None = None
+    observer: Observer
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark the body as one phase of the current step; faults strike at its edges.

@@ -184,8 +184,8 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
     )
     # Under gloo a rank is connected as soon as its peer's kernel has taken the connection. One that
-    # left now would break it before the peer has looked, and the peer's rendezvous would fail. By the
-    # store, as a barrier would be a collective of the job's own group.
+    # left now would break it before the peer has looked, and the peer's rendezvous would fail. By
+    # the store, as a barrier would be a collective of the job's own group.
     store.set(f"met/{rank}", "here")
     everybody = [f"met/{each}" for each in range(plan.world.ranks)]
     deadline = time.monotonic() + plan.timeout_s

@@ -45,7 +45,7 @@ class GPTConfig:
     autocast_cpu: bool = False
     init_scale: float = 2.0**10
     growth_interval: int = 4
-    bucket_mb: float = 0.05
+    bucket_mb: float = 0.08
 
     def autocasts(self, device_type: str) -> bool:
         """Whether the forward pass on such a device runs in fp16 autocast."""

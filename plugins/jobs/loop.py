@@ -14,7 +14,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from seatrial.chaos.launch.context import RankContext
@@ -22,7 +21,6 @@ from seatrial.chaos.supervisor import PREEMPTED
 from seatrial.recovery.buffers import settle_buffers
 from seatrial.recovery.collectives.consistency import Consistency
 from seatrial.recovery.fingerprint import Fingerprinter
-from seatrial.recovery.guards import Guard
 from seatrial.recovery.probe import around
 from seatrial.recovery.replicas import Replicas
 from seatrial.recovery.run_manifest import changes_between, describe, explain
@@ -66,11 +64,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     job = load_job(settings.job, settings.params)
     state = job.build(context)
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
-    consistency = None
-    guards: list[Guard] = [Replicas(rank=context.rank)]
-    if context.observer is not None:
-        consistency = Consistency(context.observer, timeout_s=context.timeout_s)
-        guards.append(consistency)
+    consistency = Consistency(context.observer, timeout_s=context.timeout_s)
     store = CheckpointStore(
         context.store,
         keep_last=settings.keep_last,
@@ -78,7 +72,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         writer={"attempt": context.attempt},
         run=described,
         timeout_s=context.timeout_s,
-        guards=guards,
+        guards=[Replicas(rank=context.rank), consistency],
     )
     fingerprinter = Fingerprinter(rank=context.rank)
     restored = None
@@ -96,9 +90,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         with around("step", step=number):
             report = job.step(context)
         settle_buffers(state.model)
-        leaving = _advance(context, state, report, preemption)
-        if consistency is not None:
-            consistency.check(number)
+        leaving = _advance(consistency, state, report, preemption)
         _record_step(context, state, fingerprinter, report)
         if leaving or settings.saves_at(number):
             store.save(state, step=number)
@@ -134,13 +126,12 @@ class _Preemption:
 
 
 def _advance(
-    context: RankContext, state: TrainingState, report: StepReport, preemption: _Preemption
+    consistency: Consistency, state: TrainingState, report: StepReport, preemption: _Preemption
 ) -> bool:
-    """Count the step; whether some rank was told to leave, agreed by all."""
-    device = context.device if dist.get_backend() == "nccl" else torch.device("cpu")
-    counts = torch.tensor([len(report.samples), preemption.told], dtype=torch.int64, device=device)
-    dist.all_reduce(counts)
-    samples, told = counts.tolist()
+    """Count the step if all ranks made the same calls in it; whether some was told to leave."""
+    number = state.progress.step + 1
+    # Not by a collective of the job's groups: those are the job's, and faults strike at them.
+    samples, told = consistency.check(number, counts=(len(report.samples), preemption.told))
     progress = state.progress
     progress.step += 1
     progress.epoch = report.epoch

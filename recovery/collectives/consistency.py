@@ -61,8 +61,13 @@ class Consistency:
             timeout = timedelta(seconds=timeout_s)
             self._own = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
 
-    def check(self, step: int) -> None:
+    def check(self, step: int, *, counts: Sequence[int] = ()) -> list[int]:
         """Compare the calls since the last agreement; all ranks call it at the end of ``step``.
+
+        ``counts`` are whole numbers, below 2^63, that are added up over the ranks on the same way.
+
+        Returns:
+            The sums of ``counts``.
 
         Raises:
             CollectiveMismatchError: on all ranks: the first call in which two of them differ.
@@ -70,12 +75,19 @@ class Consistency:
             CheckpointError: the other ranks could not tell what they called.
         """
         if self._own is None:
-            return
-        sums = torch.tensor([_signed(lane) for lane in self._fingerprints()], dtype=torch.int64)
+            return list(counts)
+        lanes = [_signed(lane) for lane in self._fingerprints()]
+        sums = torch.tensor([*lanes, *counts], dtype=torch.int64)
         self._own.allreduce([sums]).wait()
-        if not sums.any():
+        added: list[int] = sums.tolist()
+        if any(added[:_LANES]):
+            self._explain(step)
+        else:
             self._forget_all()
-            return
+        return added[_LANES:]
+
+    def _explain(self, step: int) -> None:
+        """Have the ranks tell each other what they called, and compare it."""
         self.explanations += 1
         round_ = self._exchange.open_round("calls")
         try:

@@ -223,6 +223,12 @@ def test_only_calls_of_the_named_group_count(steps: Steps) -> None:
     assert bent["call"].startswith("all_reduce of group blue at ")
 
 
+def test_so_it_is_for_faults_of_the_process(steps: Steps) -> None:
+    run = steps("two_groups", "kill rank=1 at=step:2/collective/* group=blue when=after")
+    last = read_calls(calls_file(run.directory, 1, 1))[-1]
+    assert (last.group, last.sequence) == ("blue", 2)
+
+
 def test_a_fault_at_another_event_is_for_the_next_call(steps: Steps) -> None:
     run = steps("one_of_each", "garble rank=1 at=step:2")
     (bent,) = records(run, "bent", 1)
@@ -248,16 +254,25 @@ def test_one_bit_flips_the_same_one_for_the_same_seed(steps: Steps) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("program", "fault", "ending"),
     [
-        "wrong-shape rank=1 at=step:2/collective/all_reduce",
-        "wrong-dtype rank=1 at=step:2/collective/all_reduce size=other",
+        ("one_of_each", "wrong-shape rank=1 at=step:2/collective/all_reduce", "failed"),
+        # One number against two: gloo waits for the second for ever.
+        ("one_number", "wrong-shape rank=1 at=step:2/collective/all_reduce", "hung"),
+        ("one_of_each", "wrong-dtype rank=1 at=step:2/collective/all_reduce size=other", "failed"),
     ],
 )
-def test_other_sizes_end_the_attempt(steps: Steps, fault: str) -> None:
-    run = steps("one_of_each", fault)
-    assert run.attempts[0].ending == "failed"
-    assert "all_reduce #5" in "".join(run.attempts[0].calls)
+def test_other_sizes_end_the_attempt(steps: Steps, program: str, fault: str, ending: str) -> None:
+    run = steps(program, fault)
+    assert run.attempts[0].ending == ending
+    assert "last call all_reduce #" in "".join(run.attempts[0].calls)
+
+
+def test_ranks_that_wait_in_different_calls_are_named(steps: Steps) -> None:
+    attempt = steps("one_number", "skip rank=1 at=step:2/collective/all_reduce").attempts[0]
+    assert attempt.ending == "hung"
+    assert "rank 1 called broadcast #3 of group default_pg" in attempt.cause
+    assert "where rank 0 called all_reduce" in attempt.cause
 
 
 @pytest.mark.parametrize(

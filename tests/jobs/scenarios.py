@@ -37,6 +37,7 @@ from seatrial.chaos.trace import TraceWriter  # noqa: E402
 from seatrial.plugins.jobs.gpt import GPTJob  # noqa: E402
 from seatrial.plugins.jobs.handoff import hand_off, take_over  # noqa: E402
 from seatrial.recovery.checkpointable import TensorFacts  # noqa: E402
+from seatrial.recovery.collectives import observe  # noqa: E402
 from seatrial.recovery.fingerprint import Fingerprinter  # noqa: E402
 from seatrial.recovery.plain import dumps, loads  # noqa: E402
 from seatrial.recovery.probe import listen  # noqa: E402
@@ -292,6 +293,7 @@ def phases(context: RankContext, options: Options) -> object:
 
 def _rank(scenario: str, topology: str, directory: Path, options: Options, rank: int) -> None:
     world_size = Topology.parse(topology).world_size
+    observer = observe()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{directory}/rendezvous",
@@ -312,6 +314,7 @@ def _rank(scenario: str, topology: str, directory: Path, options: Options, rank:
         directory=directory,
         timeout_s=60.0,
         trace=TraceWriter(directory / f"rank{rank}.trace"),
+        observer=observer,
     )
     result = globals()[scenario](context, dict(options))
     (directory / f"rank{rank}.json").write_text(json.dumps(result))

@@ -78,7 +78,6 @@ class _Seen:
     """Counts calls by operation, and beside that what gloo says it has run."""
 
     def __init__(self, context: RankContext) -> None:
-        assert context.observer is not None
         self._context, self._observer = context, context.observer
 
     def by(self, name: str) -> _Between:
@@ -110,7 +109,6 @@ class _Between:
 
 def steps(context: RankContext, arguments: Arguments) -> None:
     """Steps of one of the programs below, compared after each; what came out, or what was found."""
-    assert context.observer is not None
     consistency = Consistency(context.observer, timeout_s=20.0)
     program = globals()[arguments["named"]](context)
     for step in range(1, 4):
@@ -236,7 +234,6 @@ def one_of_each(context: RankContext) -> Any:
 
 def remade_groups(context: RankContext, arguments: Arguments) -> None:
     """Groups that are made, used and destroyed: how many are still known, and with which names."""
-    assert context.observer is not None
     for turn in range(3):
         group = dist.new_group([0, 1], group_desc=f"turn{turn}")
         dist.all_reduce(torch.ones(1), group=group)
@@ -244,3 +241,15 @@ def remade_groups(context: RankContext, arguments: Arguments) -> None:
         del group
     gc.collect()
     context.trace.record("known", names=[group.label for group in context.observer.groups])
+
+
+def one_number(context: RankContext) -> Any:
+    """A sum of a single number, then a broadcast."""
+
+    def step(number: int) -> list[float]:
+        tensor = torch.full((), float(number + context.rank))
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        return [float(tensor)]
+
+    return step

@@ -149,7 +149,7 @@ def test_a_tensor_that_one_rank_alone_holds_has_no_copies(
     assert saved(run_threads, tmp_path, states, replicas) == [5, 5]
 
 
-def test_after_a_refusal_the_layout_is_told_again(run_threads: RunThreads, tmp_path: Path) -> None:
+def test_a_save_goes_on_after_one_that_was_refused(run_threads: RunThreads, tmp_path: Path) -> None:
     def work(rank: int, exchange: Exchange) -> object:
         store = CheckpointStore(tmp_path, exchange=exchange, guards=[Replicas(rank=rank)])
         with pytest.raises(ReplicaMismatchError):
@@ -157,3 +157,18 @@ def test_after_a_refusal_the_layout_is_told_again(run_threads: RunThreads, tmp_p
         return [store.save(state(rank), step=step).step for step in (2, 3)]
 
     assert run_threads(2, work) == [[2, 3], [2, 3]]
+
+
+def test_a_layout_that_the_coordinator_never_saw_is_told_again(
+    run_threads: RunThreads, tmp_path: Path
+) -> None:
+    def work(rank: int, exchange: Exchange) -> object:
+        broken = Objects(refuses=False, fails_on=1)
+        guards = [Replicas(rank=rank), broken]
+        store = CheckpointStore(tmp_path, exchange=exchange, guards=guards)
+        with pytest.raises(SaveError, match="no idea"):
+            store.save(state(rank), step=1)
+        broken._fails_on = None
+        return store.save(state(rank), step=2).step
+
+    assert run_threads(2, work) == [2, 2]
