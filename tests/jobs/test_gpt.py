@@ -1,5 +1,4 @@
-"""Verifies on real gloo ranks that the shards of the GPT job add up, however they are cut, also on
-numbers of ranks that do not divide it. What every topology must do is verified in test_topologies.
+"""Verifies on real gloo ranks that the GPT job resumes bitwise and that shards add up.
 
 The checkpoint store has no part in it: states are captured in memory and put back.
 """
@@ -14,7 +13,7 @@ import pytest
 from seatrial.chaos.errors import UsageError
 from seatrial.plugins.jobs.gpt import GPTJob
 from seatrial.plugins.jobs.gpt_config import GPTConfig
-from seatrial.recovery.compare import Combined, combine, disagreements
+from seatrial.recovery.compare import Combined, combine, differences, disagreements
 
 from_hex = float.fromhex
 
@@ -31,17 +30,26 @@ def without_rng(state: Combined) -> Combined:
     return {component: values for component, values in state.items() if component != "rng"}
 
 
-@pytest.mark.parametrize("topology", ["dp2", "fsdp2"])
-def test_a_resumed_run_in_half_precision_equals_the_uninterrupted_one_bitwise(
-    run_ranks: Any, topology: str
+@pytest.mark.parametrize(
+    ("topology", "autocast_cpu"),
+    [("dp2", False), ("dp2", True), ("fsdp2", False), ("fsdp2", True), ("dp4", False)],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one_bitwise(
+    run_ranks: Any, topology: str, autocast_cpu: bool
 ) -> None:
-    """In full precision: test_topologies.py."""
-    ranks = run_ranks("resume", topology, autocast_cpu=True, **SMALL)
+    ranks = run_ranks("resume", topology, autocast_cpu=autocast_cpu, **SMALL)
     for rank in ranks:
         for step, (expected, found) in enumerate(
             zip(rank["uninterrupted"], rank["resumed"], strict=True)
         ):
             assert found == expected, f"{step} steps after the restore"
+    states = [whole([rank["resumed"][step]["fingerprint"] for rank in ranks]) for step in range(6)]
+    changed = {found.component for found in differences(states[0], states[-1])}
+    # Everything that could be forgotten did move, or equality would prove nothing.
+    assert changed == {
+        "progress", "sampler", "rng", "scheduler", "scaler", "optimizer", "model",
+    }  # fmt: skip
+    assert [disagreements(state) for state in states] == [[]] * 6
 
 
 def test_shards_add_up_to_the_unsharded_model(run_ranks: Any) -> None:
@@ -80,11 +88,12 @@ def test_every_sample_of_an_epoch_has_exactly_one_rank(run_ranks: Any) -> None:
 
 def test_loss_and_gradient_do_not_depend_on_how_a_batch_is_shared(run_ranks: Any) -> None:
     options = {**SMALL, "dropout": 0, "augment": 0, "amp": False, "clip": 1e9, "steps": 4}
-    runs = {name: run_ranks("train", name, **options)[0][1:] for name in ("dp1", "fsdp3")}
+    runs = {name: run_ranks("train", name, **options)[0][1:] for name in ("dp1", "dp4", "fsdp3")}
     losses = {name: [from_hex(step["loss"]) for step in run] for name, run in runs.items()}
     moments = {name: [step["moment"] for step in run] for name, run in runs.items()}
-    assert losses["fsdp3"] == pytest.approx(losses["dp1"], rel=1e-5)
-    assert moments["fsdp3"] == pytest.approx(moments["dp1"], rel=1e-3)
+    for other in ("dp4", "fsdp3"):
+        assert losses[other] == pytest.approx(losses["dp1"], rel=1e-5)
+        assert moments[other] == pytest.approx(moments["dp1"], rel=1e-3)
 
 
 def test_autocast_is_for_gpus_unless_a_cpu_is_asked_for(run_ranks: Any) -> None:
@@ -99,6 +108,15 @@ def test_two_runs_are_equal_and_their_ranks_draw_different_numbers(run_ranks: An
     assert first == second
     streams = [rank[0]["fingerprint"]["own"] for rank in first]
     assert all(streams[0][name] != streams[1][name] for name in streams[0])
+
+
+@pytest.mark.parametrize("topology", ["dp2", "fsdp2"])
+def test_an_overflow_skips_the_step_on_every_rank(run_ranks: Any, topology: str) -> None:
+    ranks = run_ranks("train", topology, steps=1, init_scale=2.0**40, **SMALL)
+    before, after = (whole([rank[step]["fingerprint"] for rank in ranks]) for step in (0, 1))
+    assert after["model"] == before["model"]
+    assert after["scheduler"] == before["scheduler"]
+    assert [rank[1]["scale"] for rank in ranks] == [2.0**39] * 2
 
 
 def test_phases_are_announced_once_per_micro_batch(run_ranks: Any) -> None:

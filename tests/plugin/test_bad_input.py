@@ -72,7 +72,7 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
         (["--chaos-fault=kill rank=1 at=step:0/data"], ["can never fire"]),
         (["--chaos-fault=kill rank=1 at=restore"], ["can never fire"]),
         (["--chaos-fault=kil rank=1 at=data"], ["'kil'", "kill, stop"]),
-        (["--chaos-fault=kill rank=1 at=dta"], ["'dta'", "data, forward"]),
+        (["--chaos-fault=kill rank=1 at=dta"], ["'dta'", "data, data/record, forward"]),
         (["--chaos-fault=;"], ["empty fault"]),
         (["--chaos-text=missing.txt"], ["--chaos-text", "missing.txt", "No such file"]),
         (["--chaos-text=."], ["--chaos-text", "directory"]),

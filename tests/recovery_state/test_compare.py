@@ -52,6 +52,10 @@ def test_copies_that_differ_are_reported_and_equal_nothing_else() -> None:
     assert found == Difference(component="model", name="model/w", kind="copies")
     assert str(found) == "model/w is not the same on all ranks"
     assert first_difference(bad, combine(parts)) is None
+    other_way = first_difference(bad, good)
+    assert other_way is not None
+    assert (other_way.name, other_way.kind) == ("model/w", "uneven")
+    assert "is not the same on all ranks of the reference" in str(other_way)
 
 
 def test_shared_objects_must_be_equal_on_all_ranks() -> None:
