@@ -1,0 +1,141 @@
+"""Does a run equal the reference, bitwise? Where each attempt began, then each of its steps.
+
+Torch-free; a question of `seatrial.chaos.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from seatrial.recovery.compare import Difference, first_difference, first_misplaced
+
+from .bending import is_abandoned
+from .case import Case, Finding, Leg, Verdict
+from .diagnosis import likely_cause
+from .trajectory import Beginning, Step
+
+
+def states_are_equal(case: Case) -> Iterator[Finding]:
+    """Where each attempt began, then each of its steps, bitwise against the reference."""
+    for attempt in case.run.attempts:
+        beginning = case.trajectory.beginning(attempt.number)
+        steps = case.trajectory.of_attempt(attempt.number)
+        leg = case.leg_of(attempt.number)
+        expected = {step.number: step for step in leg.oracle.steps} if leg else {}
+        if beginning is not None and leg is None:
+            yield Finding(
+                verdict=Verdict.UNRECOVERABLE,
+                reason=f"nothing tells what attempt {attempt.number} must equal: no earlier "
+                "attempt that began on the job's own topology leads to where it began",
+            )
+        elif beginning is not None and leg is not None:
+            yield from _compare_beginning(case, beginning, leg, expected)
+        elif steps or attempt.ending == "completed":
+            yield Finding(
+                verdict=Verdict.UNRECOVERABLE,
+                reason=f"attempt {attempt.number} ran, but not every rank recorded from which "
+                "state it began",
+            )
+        resumed = beginning is not None and beginning.restored is not None
+        hazards = beginning.hazards if beginning is not None and resumed else ()
+        for step in steps:
+            if is_abandoned(case, step):
+                continue  # what a bent collective did to it is that fault's effect
+            yield from _compare_step(step, expected.get(step.number), hazards)
+
+
+def _compare_beginning(
+    case: Case, beginning: Beginning, leg: Leg, expected: Mapping[int, Step]
+) -> Iterator[Finding]:
+    restored = beginning.restored
+    where = f"attempt {beginning.attempt}"
+    if restored is None:
+        same: Beginning | Step = leg.oracle.beginnings[0]
+        where = f"{where}, right after the start"
+    elif restored == leg.since and case.resharded is not None:
+        same = leg.oracle.beginnings[0]
+        topology = case.resharded.route.of(beginning.attempt).topology
+        where = f"{where}, right after the restore of step {restored} onto {topology}"
+        yield from _compare_logical(case, beginning, where)
+    elif restored in expected:
+        same = expected[restored]
+        where = f"{where}, right after the restore of step {restored}"
+    else:
+        reason = f"{where} resumed from step {restored}, which the reference never reached"
+        yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=restored)
+        return
+    difference = first_difference(same.state, beginning.state)
+    difference = difference or first_misplaced(same.holders, beginning.holders)
+    if difference is not None:
+        yield _diverged(difference, where, restored)
+
+
+def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[Finding]:
+    """What does not belong to a rank must be as the topology that saved it had it."""
+    saver = case.leg_of(beginning.source)
+    steps = saver.oracle.steps if saver else ()
+    saved = next((step for step in steps if step.number == beginning.restored), None)
+    if saved is None:
+        yield Finding(
+            verdict=Verdict.UNRECOVERABLE,
+            reason=f"{where}: nothing tells what the attempt that saved it had",
+            step=beginning.restored,
+        )
+        return
+    expected, found = (
+        {name: values for name, values in state.items() if name != "rng"}
+        for state in (saved.state, beginning.state)
+    )
+    difference = first_difference(expected, found)
+    if difference is not None:
+        yield _diverged(difference, where, beginning.restored)
+
+
+_DECIDED_BY = {
+    **dict.fromkeys(("samples", "padding", "skipped"), "sampler"),
+    "learning rate": "scheduler",
+    "loss scale": "scaler",
+}
+"""The component that decides an output of a step; the loss depends on all."""
+
+
+def _compare_step(step: Step, expected: Step | None, hazards: Collection[str]) -> Iterator[Finding]:
+    where = f"attempt {step.attempt}, step {step.number}"
+    if expected is None:
+        reason = f"{where}: the reference has no such step"
+        yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=step.number)
+        return
+    outputs = list(_compare_outputs(step, expected, where))
+    # A job may have left a component out of its state; what that component decides tells of it
+    # before the consequences do. The loss is the last consequence.
+    yield from (finding for finding in outputs if finding.component != "outputs")
+    difference = first_difference(expected.state, step.state)
+    difference = difference or first_misplaced(expected.holders, step.holders)
+    if difference is not None:
+        yield _diverged(difference, where, step.number, hazards)
+    yield from outputs
+
+
+def _compare_outputs(step: Step, expected: Step, where: str) -> Iterator[Finding]:
+    for rank, (ours, theirs) in enumerate(zip(step.outputs, expected.outputs, strict=True)):
+        for name in theirs:
+            if ours.get(name) != theirs[name]:
+                yield Finding(
+                    verdict=Verdict.DIVERGED,
+                    reason=f"{where}: the {name} of rank {rank} differs from the reference "
+                    f"({ours.get(name)} instead of {theirs[name]})",
+                    component=_DECIDED_BY.get(name, "outputs"),
+                    step=step.number,
+                )
+
+
+def _diverged(
+    difference: Difference, where: str, step: int | None, hazards: Collection[str] = ()
+) -> Finding:
+    cause = likely_cause(difference, hazards)
+    return Finding(
+        verdict=Verdict.DIVERGED,
+        reason=f"{where}: {difference}{f'; {cause}' if cause else ''}",
+        component=difference.component,
+        step=step,
+    )
