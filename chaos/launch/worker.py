@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from seatrial.recovery.collectives.group import ObservedGroup
 from seatrial.recovery.collectives.log import CallLog
 from seatrial.recovery.collectives.observer import observe
 from seatrial.recovery.probe import listen, probe
@@ -169,6 +170,13 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
     )
+    if backend == "gloo":
+        # A rank is connected as soon as its peer's kernel has taken the connection. One that left
+        # now would break it before the peer has looked, and the peer's rendezvous would fail.
+        # Not a collective of the job: no fault counts it.
+        world = dist.group.WORLD
+        assert isinstance(world, ObservedGroup)
+        world.unobserved.barrier().wait()
 
 
 def _set_environment(plan: AttemptPlan, rank: int) -> None:
