@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from seatrial.recovery.collectives.group import ObservedGroup
 from seatrial.recovery.collectives.log import CallLog
 from seatrial.recovery.collectives.observer import Observer, observe
 from seatrial.recovery.probe import listen, probe
@@ -41,8 +42,6 @@ from .plan import AttemptPlan
 from .processes import die_with_parent
 
 Entry = Callable[[RankContext, dict[str, object]], None]
-
-_MEETING_S = 0.0005
 
 
 def run_rank(plan: AttemptPlan, rank: int) -> int:
@@ -183,16 +182,13 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
     )
-    # Under gloo a rank is connected as soon as its peer's kernel has taken the connection. One that
-    # left now would break it before the peer has looked, and the peer's rendezvous would fail. By
-    # the store, as a barrier would be a collective of the job's own group.
-    store.set(f"met/{rank}", "here")
-    everybody = [f"met/{each}" for each in range(plan.world.ranks)]
-    deadline = time.monotonic() + plan.timeout_s
-    while not store.check(everybody):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not every rank came to the rendezvous in {plan.timeout_s:g} s")
-        time.sleep(_MEETING_S)
+    if backend == "gloo":
+        # A rank is connected as soon as its peer's kernel has taken the connection. One that left
+        # now would break it before the peer has looked, and the peer's rendezvous would fail.
+        # Not a collective of the job: no fault counts it.
+        world = dist.group.WORLD
+        assert isinstance(world, ObservedGroup)
+        world.unobserved.barrier().wait()
 
 
 def _set_environment(plan: AttemptPlan, rank: int) -> None:

@@ -81,6 +81,11 @@ class ObservedGroup(ProcessGroup):
         self.observer.log_name("group", self.index, name=self.label, ranks=self.ranks)
 
     @property
+    def unobserved(self) -> ProcessGroup:
+        """The same ranks and backends, for calls that are nobody's to see."""
+        return self._native
+
+    @property
     def label(self) -> str:
         """The description if it has one, else the name."""
         described = self.group_desc

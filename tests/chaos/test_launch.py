@@ -188,5 +188,5 @@ def test_a_rank_that_leaves_at_once_does_not_break_its_peers_rendezvous(
 ) -> None:
     """Without the barrier after the rendezvous, 3 of 100 such runs failed."""
     for _ in range(40):
-        run = supervise_program("leave_at_once")
+        run = supervise_program("leave")
         assert run.completed, run.attempts[0].cause

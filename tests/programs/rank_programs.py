@@ -203,7 +203,3 @@ def share_memory_in_order(context: RankContext, arguments: Arguments) -> None:
 
 def leave(context: RankContext, arguments: Arguments) -> None:
     """Nothing at all."""
-
-
-def leave_at_once(context: RankContext, arguments: Arguments) -> None:
-    pass
