@@ -70,7 +70,7 @@ class Subject:
     def notes(self) -> tuple[str, ...]:
         """What no question can find out about such a place."""
         if self.is_directory:
-            return ("what a power cut leaves is the disk's word: see docs/crash-states.md",)
+            return ("what a power cut leaves is the disk's word: see docs/power-loss.md",)
         if self.names.url.startswith("memory:"):
             return (
                 "memory is seen by one process only, and gone with it: for tests, not for jobs",
