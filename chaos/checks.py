@@ -160,19 +160,31 @@ def store_is_whole(case: Case) -> Iterator[Finding]:
 
 
 def acknowledged_is_kept(case: Case) -> Iterator[Finding]:
-    """The newest acknowledged checkpoint must still be there when its attempt is over."""
+    """The newest checkpoint that was ever acknowledged must be there after every later attempt."""
+    acknowledged: dict[int, int] = {}  # step to the attempt that saved it last
     for attempt in case.run.attempts:
-        acknowledged = case.trajectory.published[attempt.number]
-        kept = [step for step in acknowledged if not case.is_damaged(step, attempt.number)]
+        number = attempt.number
+        acknowledged |= dict.fromkeys(case.trajectory.published[number], number)
+        kept = [
+            step
+            for step, since in acknowledged.items()
+            if not _was_taken(case, step, since, number)
+        ]
         newest = max(kept, default=None)
         if newest is not None and newest > (attempt.store.newest_valid or 0):
             yield Finding(
                 verdict=Verdict.TORN,
-                reason=f"attempt {attempt.number} acknowledged the checkpoint of step {newest}, "
-                f"but the store's newest valid one is {attempt.store.newest_valid}"
-                f"{_after_power_loss(attempt)}",
+                reason=f"attempt {acknowledged[newest]} acknowledged the checkpoint of step "
+                f"{newest}, but after attempt {number} the store's newest valid one is "
+                f"{attempt.store.newest_valid}{_after_power_loss(attempt)}",
                 step=newest,
             )
+
+
+def _was_taken(case: Case, step: int, since: int, until: int) -> bool:
+    """Whether the schedule damaged the step's checkpoint, at rest or in the reading of it."""
+    read = (case.damaged_in(each) for each in range(since + 1, until + 1))
+    return case.is_damaged(step, until) or any(step in damaged for damaged in read)
 
 
 def _after_power_loss(attempt: Attempt) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from seatrial.recovery.manifest import MANIFEST_BYTES_MAX, Manifest
+from seatrial.recovery.publish import fsync_directory
 from seatrial.recovery.storage.generations import tombstone_of
 from seatrial.recovery.storage.objects import Objects
 
@@ -129,15 +130,18 @@ class _Directory:
 
     def write(self, name: str, content: bytes) -> None:
         (self.root / name).write_bytes(content)
+        self._settle(name)
 
     def size(self, name: str) -> int:
         return (self.root / name).stat().st_size
 
     def remove(self, name: str) -> None:
         (self.root / name).unlink()
+        fsync_directory((self.root / name).parent)
 
     def truncate(self, name: str, size_bytes: int) -> None:
         os.truncate(self.root / name, size_bytes)
+        self._settle(name)
 
     def flip(self, name: str, position: int, bits: int) -> None:
         with (self.root / name).open("r+b") as file:
@@ -145,6 +149,12 @@ class _Directory:
             value = file.read(1)[0]
             file.seek(position)
             file.write(bytes([value ^ bits]))
+        self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """Damage at rest is not undone by a power loss."""
+        with (self.root / name).open("rb") as file:
+            os.fsync(file.fileno())
 
 
 @dataclass(frozen=True)

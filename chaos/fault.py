@@ -204,7 +204,8 @@ class Fault:
     @property
     def is_in_the_data(self) -> bool:
         """Whether this is no accident of a run, but a record that is damaged for good."""
-        return self.action == "spoil" and self.persistent
+        counts = self.nth > 1 or self.attempt is not None
+        return self.action == "spoil" and self.persistent and not counts
 
     @property
     def whom(self) -> str:

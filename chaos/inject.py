@@ -25,6 +25,7 @@ from pathlib import Path
 from .actions import ALWAYS, BENDING, DAMAGE
 from .damage import damage_newest
 from .errors import InjectedError
+from .events import COLLECTIVE
 from .exhaust import exhaust_memory
 from .fault import Fault
 from .ledger import Ledger, Strike
@@ -103,8 +104,12 @@ class Injector:
             if event == "step":
                 self._training_step = step
         known = {name: value for name, value in facts.items() if name != "data"}
-        self._trace.record("event", event=event, edge=edge, **{"step": self._step, **known})
-        self._strike_all(_Moment(event, edge, self._step, facts))
+        # Collectives may be made by threads of autograd, which have begun no step.
+        here = self._step
+        if here is None and event.startswith(COLLECTIVE):
+            here = self._training_step
+        self._trace.record("event", event=event, edge=edge, **{"step": here, **known})
+        self._strike_all(_Moment(event, edge, here, facts))
 
     @property
     def trace(self) -> TraceWriter:
@@ -140,15 +145,14 @@ class Injector:
         here and now.
         """
         if step is None:
-            own: int | None = getattr(self._thread, "step", None)
-            step = own if own is not None else self._last_step
+            step = self._step if self._step is not None else self._last_step
         self._trace.record("event", event=event, edge=edge, step=step, file=file)
         return self._strike_all(_Moment(event, edge, step, {"file": file}))
 
     @property
     def _step(self) -> int | None:
-        # Collectives may be made by threads of autograd, which have begun no step.
-        step: int | None = getattr(self._thread, "step", self._training_step)
+        """That of this thread."""
+        step: int | None = getattr(self._thread, "step", None)
         return step
 
     def _strike_all(self, moment: _Moment) -> list[tuple[int, Fault]]:

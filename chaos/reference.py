@@ -37,7 +37,8 @@ RunClean = Callable[[Path, Path, float], Run]
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """The uninterrupted run. ``silence_s`` is the hang deadline that its own pace suggests,
-    ``stopped_silence_s`` the one after a rank has been stopped; see `supervisor.Limits`."""
+    ``stopped_silence_s`` the one after a rank has been stopped; see `supervisor.Limits`. An
+    experiment with a ``timeout_s`` of its own takes that instead."""
 
     run: Run
     trajectory: Trajectory
@@ -62,8 +63,8 @@ def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) ->
     return Reference(
         run=run,
         trajectory=read_trajectory(run),
-        silence_s=experiment.timeout_s or max(_SILENCE_S_MIN, pace_s),
-        stopped_silence_s=experiment.timeout_s or max(_STOPPED_S_MIN, pace_s),
+        silence_s=max(_SILENCE_S_MIN, pace_s),
+        stopped_silence_s=max(_STOPPED_S_MIN, pace_s),
         store=directory / "first-store",
     )
 
@@ -76,7 +77,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> None:
-    failure = directory / "failed"
+    failure = directory / f"failed-{experiment.timeout_s}"  # with more time it may not
     if failure.exists():
         kind, _, message = failure.read_text().partition("\n")
         raise (NondeterministicJobError if kind == "differs" else ReferenceFailedError)(message)

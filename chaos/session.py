@@ -253,8 +253,8 @@ class Session:
     def _limits(experiment: Experiment, reference: Reference) -> Limits:
         return Limits(
             max_restarts=experiment.max_restarts,
-            silence_s=reference.silence_s,
-            stopped_silence_s=reference.stopped_silence_s,
+            silence_s=experiment.timeout_s or reference.silence_s,
+            stopped_silence_s=experiment.timeout_s or reference.stopped_silence_s,
         )
 
     def _run(
@@ -295,6 +295,8 @@ class Session:
             return _store_state(store)
         self._cuts |= cuts
         lost = self._disk.restore_power()  # first: nothing can be seen without power
+        if lost is None:
+            return _store_state(store)
         own = f"{Path(store).relative_to(self._disk.root)}/"
         said = [each.removeprefix(own) for each in lost if each.startswith(own)]
         return replace(_store_state(store), lost=tuple(said))

@@ -26,11 +26,11 @@ class PowerDisk(Protocol):
 
     root: Path
 
-    def restore_power(self) -> list[str]:
+    def restore_power(self) -> list[str] | None:
         """Bring the disk back after a cut; no process may use it.
 
         Returns:
-            What was lost, in words, by path.
+            What was lost, in words, by path; None if the power was never cut.
         """
 
     def close(self) -> None:

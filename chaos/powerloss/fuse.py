@@ -43,9 +43,13 @@ class FuseDisk:
                 raise UsageError(f"--chaos-powerloss fuse: cannot be mounted: {said}")
             time.sleep(0.01)
 
-    def restore_power(self) -> list[str]:
+    def restore_power(self) -> list[str] | None:
+        if os.getxattr(self.root, CONTROL) != b"off":
+            return None
         os.setxattr(self.root, CONTROL, b"on")
-        lost: list[str] = json.loads((self._directory / LOSSES).read_text())
+        losses = self._directory / LOSSES
+        lost: list[str] = json.loads(losses.read_text())
+        losses.unlink()
         return lost
 
     def close(self) -> None:

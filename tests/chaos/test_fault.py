@@ -286,3 +286,11 @@ def test_only_faults_of_collectives_concern_them() -> None:
     assert all(Fault.parse(text).concerns_collectives for text in concerned)
     for text in ("kill rank=0 at=backward", "kill rank=0 at=*"):
         assert not Fault.parse(text).concerns_collectives
+
+
+def test_only_a_record_that_is_damaged_for_good_is_in_the_data() -> None:
+    spoilt = "spoil rank=* at=data/record persistent=yes"
+    assert Fault.parse(f"{spoilt} record=3").is_in_the_data
+    for counted in ("nth=2", "attempt=2"):
+        assert not Fault.parse(f"{spoilt} {counted}").is_in_the_data
+    assert not Fault.parse("spoil rank=* at=data/record").is_in_the_data

@@ -175,3 +175,22 @@ def test_threads_count_together(tmp_path: Path, trace: Path) -> None:
     for thread in threads:
         thread.join()
     assert struck == [1]
+
+
+def test_a_thread_without_a_step_has_one_only_in_collectives(struck: Struck, trace: Path) -> None:
+    """What autograd's threads call belongs to the step; what a loader reads ahead, to none."""
+
+    def announce(injector: Injector) -> None:
+        injector("data/record", "before", {"record": 3})
+        injector("collective/all_reduce", "before", {})
+
+    position = Position(
+        rank=1, world_size=4, ranks_per_node=2, attempt=1, store="", pids=trace.parent
+    )
+    ledger = Ledger(trace.parent / "strikes")
+    injector = Injector(Schedule(), position, ledger, TraceWriter(trace))
+    injector("step", "before", {"step": 7})
+    thread = Thread(target=announce, args=(injector,))
+    thread.start()
+    thread.join()
+    assert [record["step"] for record in read_trace(trace)] == [7, None, 7]

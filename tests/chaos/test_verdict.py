@@ -222,6 +222,24 @@ def test_an_acknowledged_checkpoint_that_vanished_is_torn(
     assert "acknowledged the checkpoint of step 4" in judgement.reason
 
 
+def test_an_acknowledged_checkpoint_that_a_later_attempt_lost_is_torn(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    """It outlived its own attempt, was restored, and was gone before anything else was saved."""
+    again = f"{KILL}; kill rank=1 at=step:5/data attempt=2"
+    run = make_evidence("run")
+    run.strike(KILL)
+    run.attempt(range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
+    run.strike(KILL, fault=1, attempt=2)
+    run.attempt((), restored=4, source=1, ending="failed", exits=KILLED, valid=(2,))
+    run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, again)
+    assert judgement.verdict is Verdict.TORN
+    assert (
+        "attempt 1 acknowledged the checkpoint of step 4, but after attempt 2" in judgement.reason
+    )
+
+
 def test_an_acknowledgement_by_one_rank_counts(
     reference: Evidence, make_evidence: MakeEvidence
 ) -> None:

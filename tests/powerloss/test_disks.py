@@ -53,7 +53,7 @@ def simulated(tmp_path: Path) -> Iterator[PowerDisk]:
     opened.close()
 
 
-def cut(disk: PowerDisk, survives: str = "names") -> list[str]:
+def cut(disk: PowerDisk, survives: str = "names") -> list[str] | None:
     """``names`` is what ext4 and XFS come to when they have written their journal."""
     cut_from_rank(str(disk.root), survives)
     return disk.restore_power()
@@ -119,6 +119,13 @@ def test_a_second_power_loss_is_like_the_first(disk: PowerDisk) -> None:
         by_python(disk.root / f"file{number}")
         fsync_directory(disk.root)
         assert cut(disk) == [f"file{number} has 0 of {SIZE} bytes"]
+
+
+def test_power_that_was_never_cut_is_not_restored(simulated: PowerDisk) -> None:
+    assert simulated.restore_power() is None
+    by_python(simulated.root / "file")
+    assert cut(simulated, "certain") == ["file is gone"]
+    assert simulated.restore_power() is None
 
 
 def test_without_power_every_operation_fails(simulated: PowerDisk) -> None:
