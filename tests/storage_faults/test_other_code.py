@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import secrets
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import storage_child
 import torch
 import torch.distributed.checkpoint as dcp
 from object_servers import BUCKET
-from storage_child import write
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
@@ -78,11 +79,8 @@ def test_child_processes_are_struck_as_well(
         "trace": str(trace),
     }
     monkeypatch.setenv(ENVIRONMENT, json.dumps(plan))
-    context: Any = multiprocessing.get_context(method)
-    results = context.SimpleQueue()
-    child = context.Process(target=write, args=(str(tmp_path / "a"), results))
-    child.start()
-    said = results.get()
-    child.join()
+    program = [sys.executable, storage_child.__file__, method, str(tmp_path / "a")]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=120)
+    said = done.stdout
     assert "No space left on device (injected" in said
     assert [r["change"] for r in read_trace(trace) if r["kind"] == "operation"] == ["ENOSPC"]
