@@ -110,8 +110,9 @@ def moto_server() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def weed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Ended with the module: one that has nothing to do still takes a sixth of a processor."""
     with seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
 
