@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from small_trials import experiment_of
 
 from seatrial.chaos.errors import FaultSyntaxError, ImpossibleFaultError, UsageError
 from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.fault import Fault
-from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.powerloss import check_kind
 from seatrial.chaos.powerloss.volatile import SURVIVES
 from seatrial.chaos.schedule import Schedule, require_possible
@@ -24,19 +24,7 @@ OpenSession = Callable[[str], Session]
 
 def experiment(kind: str = "fuse", bug: str = "") -> Experiment:
     """Six steps of the tiny job, a checkpoint after every second one."""
-    arguments: dict[str, object] = {"job": "tiny_job:TinyJob", "params": {"bug": bug}}
-    return Experiment(
-        workload=Workload(
-            entry="seatrial.plugins.jobs.loop:run",
-            arguments=arguments | {"steps": 6, "interval": 2},
-            preload=("seatrial.plugins.jobs.loop", "tiny_job"),
-        ),
-        world=World(ranks=2, topology="dp2", device="cpu"),
-        seed=0,
-        steps=6,
-        checkpoint_interval=2,
-        powerloss=kind,
-    )
+    return replace(experiment_of("tiny_job:TinyJob", {"bug": bug}, steps=6), powerloss=kind)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from seatrial.chaos.route import Route
 
 JOBS = (
     *("bucket_trap_job", "loader_job", "records_job", "resharding_job"),
-    *("tiny_job", "traits_job"),
+    *("side_file_job", "tiny_job", "traits_job"),
 )
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from object_servers import BUCKET, moto
+from small_trials import experiment_of
 
 from seatrial.chaos.errors import ImpossibleFaultError
-from seatrial.chaos.experiment import Experiment
-from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.verdict import Verdict
@@ -38,19 +38,7 @@ def try_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TryJob]:
 def run_trial(
     session: Session, schedule: str, job: str = "tiny_job:TinyJob", **more: float
 ) -> Trial:
-    arguments: dict[str, object] = {"job": job, "params": {}}
-    experiment = Experiment(
-        workload=Workload(
-            entry="seatrial.plugins.jobs.loop:run",
-            arguments=arguments | {"steps": 6, "interval": 2},
-            preload=("seatrial.plugins.jobs.loop", "tiny_job"),
-        ),
-        world=World(ranks=2, topology="dp2", device="cpu"),
-        seed=0,
-        steps=6,
-        checkpoint_interval=2,
-        **more,  # type: ignore[arg-type]
-    )
+    experiment = replace(experiment_of(job, {}, steps=6), **more)  # type: ignore[arg-type]
     return session.trial(experiment, Schedule.parse(schedule))
 
 
