@@ -7,17 +7,17 @@ pass. The order of `CHECKS` puts causes before their consequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from seatrial.recovery.errors import NoValidCheckpointError
 
-from .actions import ACTIONS, DAMAGE
-from .bending import wrongly_published
+from .actions import BENDING
+from .bending import ended_by, ineffective_bends, wrongly_published
 from .case import Case, Finding, Verdict
-from .data import refused_a_record, unnoticed_records
-from .effects import ended_by_operation, ineffective_strikes
+from .data import unnoticed_records
+from .effects import ineffective_strikes
+from .endings import can_end
 from .equality import states_are_equal
-from .events import STORAGE
 from .ledger import Strike
 from .run import Attempt
 from .samples import sample_faults
@@ -26,7 +26,7 @@ from .trace import Record
 
 
 def was_exercised(case: Case) -> Iterator[Finding]:
-    for reason in ineffective_strikes(case):
+    for reason in chain(ineffective_strikes(case), ineffective_bends(case)):
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
 
 
@@ -98,7 +98,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
             continue  # refused for what the schedule did: see `ended_well`
         if attempt.ending == "completed":
             continue
-        struck = [strike.t for strike in case.run.strikes() if _can_end(case, strike, attempt)]
+        struck = [strike.t for strike in case.run.strikes() if _explains(case, strike, attempt)]
         verdict = Verdict.HUNG if attempt.ending == "hung" else Verdict.UNRECOVERABLE
         if not struck:
             yield Finding(
@@ -116,19 +116,10 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
-    """Whether a strike is one that ends ``attempt``: a stop or a delay that is soon over is not,
-    nor a spoilt record that the rank did not refuse.
-
-    An altered operation is one only if it still goes on, or if an error tells of it.
-    """
-    if strike.attempt != attempt.number or strike.action in DAMAGE:
-        return False
-    if strike.action == "spoil":
-        return refused_a_record(case.run, attempt.number, strike.rank)
-    if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
-        return ended_by_operation(case.run, strike)
-    return strike.resume is None or strike.t + strike.resume > attempt.ended_t
+def _explains(case: Case, strike: Strike, attempt: Attempt) -> bool:
+    """Whether ``attempt`` may have ended of a strike; of a bent call, only if that can be told."""
+    bent = strike.action in BENDING
+    return can_end(case, strike, attempt) and (not bent or ended_by(case, strike))
 
 
 def _found_none_valid(case: Case, attempt: Attempt) -> bool:

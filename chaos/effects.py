@@ -14,7 +14,6 @@ from typing import cast
 from seatrial.recovery.errors import NoValidCheckpointError
 
 from .actions import BENDING, DAMAGE, DATA, ERRORS, LIES
-from .bending import bend_without_effect
 from .case import Case
 from .errors import InjectedError
 from .fault import Fault
@@ -54,10 +53,7 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
             yield from _without_effect(run, trajectory, fault, own)
             continue
         if fault.action in BENDING:
-            reasons = [bend_without_effect(case, fault, strike) for strike in own]
-            if all(reasons):
-                yield f"the fault '{fault}' struck without effect: {reasons[0]}"
-            continue
+            continue  # see `seatrial.chaos.bending`
         effects = [_had_effect(run, fault, strike) for strike in own]
         if all(effect is not False for effect in effects) and any(effects):
             continue

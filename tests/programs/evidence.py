@@ -51,8 +51,9 @@ class Evidence:
         attempt: int = 1,
         rank: int = 1,
         fault: int = 0,
-        step: int = 5,
+        step: int | None = 5,
         event: str = "data",
+        t: float | None = None,
     ) -> None:
         """Say that the ``fault``-th fault of the schedule struck."""
         words = text.split()
@@ -66,7 +67,7 @@ class Evidence:
                 event=event,
                 edge="before",
                 step=step,
-                t=10.0 * attempt,
+                t=10.0 * attempt if t is None else t,
                 resume=resume,
             ),
             persistent=True,
