@@ -18,7 +18,7 @@ from .actions import BENDING
 from .case import Case
 from .endings import can_end
 from .ledger import Strike
-from .trajectory import Step
+from .trajectory import Beginning, Step
 
 _MISMATCH, _COPIES = "CollectiveMismatchError", "ReplicaMismatchError"
 
@@ -178,6 +178,17 @@ def is_abandoned(case: Case, step: Step) -> bool:
     )
     kept = ((each.attempt, each.number) for each in case.trajectory.lineage())
     return struck and (step.attempt, step.number) not in set(kept)
+
+
+def is_abandoned_beginning(case: Case, beginning: Beginning) -> bool:
+    """Whether a bent call came before the beginning, while the job was built or restored, and
+    nothing of the final state came from its attempt."""
+    struck = any(
+        strike.attempt == beginning.attempt and strike.t < beginning.t for strike in bends(case)
+    )
+    kept = {step.attempt for step in case.trajectory.lineage()}
+    last = max(each.attempt for each in case.trajectory.beginnings)
+    return struck and beginning.attempt not in kept | {last}
 
 
 def wrongly_published(case: Case) -> Iterator[tuple[Step, Step]]:

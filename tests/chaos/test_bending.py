@@ -264,3 +264,37 @@ def test_nor_does_damage_to_a_checkpoint(run: Evidence, judged: Any) -> None:
     run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(2, 4, 6))
     judgement = judged(f"{flip}; {DROP}")
     assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
+BUILD = "garble rank=1 at=collective/broadcast"
+
+
+def test_a_wrong_beginning_that_nothing_came_of_is_excused(run: Evidence, judged: Any) -> None:
+    bend(run, BUILD, step=None, t=8.0)
+    wrong: dict[str, Any] = {"wrong": {1: "model"}, "wrong_at_start": "model"}
+    run.attempt(range(1, 3), ending="failed", exits={0: 1, 1: 1}, **wrong)
+    run.fail(rank=0, attempt=1, error="ReplicaMismatchError", t=11.0)
+    run.attempt(ALL, published=(2, 4, 6), valid=(4, 6))
+    judgement = judged(BUILD)
+    assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
+def test_one_that_was_gone_on_from_is_diverged(run: Evidence, judged: Any) -> None:
+    bend(run, BUILD, step=None, t=8.0)
+    run.attempt([], ending="failed", exits={0: 1, 1: 1}, wrong_at_start="model")
+    run.fail(rank=0, attempt=1, error="ReplicaMismatchError", t=11.0)
+    run.attempt(ALL, wrong_at_start="model", published=(2, 4, 6), valid=(4, 6))
+    judgement = judged(BUILD)
+    assert judgement.verdict is Verdict.DIVERGED
+    assert "attempt 2, right after the start" in judgement.reason
+
+
+def test_a_beginning_that_was_wrong_before_the_bend_is_not_excused(
+    run: Evidence, judged: Any
+) -> None:
+    bend(run, CORRUPT, t=9.5)
+    wrong: dict[str, Any] = {"wrong": {1: "model"}, "wrong_at_start": "model"}
+    refused(run, "ReplicaMismatchError", steps=range(1, 7), published=(2, 4), **wrong)
+    judgement = judged(CORRUPT)
+    assert judgement.verdict is Verdict.DIVERGED
+    assert "attempt 1, right after the start" in judgement.reason
