@@ -62,10 +62,12 @@ def _without_effect(case: Case, strike: Strike) -> str:
     done = f"{said['call']} {said['what']}"
     if bent.wrong_before:
         return f"{done}, but an earlier bent call had already made the numbers wrong"
-    if all(bent.equal) and case.run.attempts[strike.attempt - 1].ending == "completed":
+    completed = case.run.attempts[strike.attempt - 1].ending == "completed"
+    if completed and all(bent.equal):
         return f"{done}, but all that was computed equals the reference"
     since = "the next step equals the reference" if any(bent.equal[:1]) else "no step tells of it"
-    return f"{done}, but {since}, and that the attempt ended of it cannot be told"
+    ended = "" if completed else ", and that the attempt ended of it cannot be told"
+    return f"{done}, but {since}{ended}"
 
 
 def _said(case: Case, strike: Strike) -> dict[str, object] | None:

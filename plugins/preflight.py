@@ -32,8 +32,8 @@ class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
     ``reshard`` are the topologies of the restarts, if they have others. ``skip`` says why it cannot
-    be run here. ``needs`` is the collective without which a job has nothing to be struck by it, ``*``
-    any of them."""
+    be run here. ``needs`` is the collective without which a job has nothing to be struck by it;
+    ``*`` stands for any."""
 
     name: str
     schedule: Schedule
