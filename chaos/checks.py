@@ -132,8 +132,13 @@ def _can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
 
 
 def _found_none_valid(case: Case, attempt: Attempt) -> bool:
+    """Whether it refused every checkpoint, and rightly: none was valid, or it was spoilt since."""
     error = case.run.error_of(attempt)
-    return error is not None and error["type"] == NoValidCheckpointError.__name__
+    if error is None or error["type"] != NoValidCheckpointError.__name__:
+        return False
+    before = [each.store.valid for each in case.run.attempts if each.number == attempt.number - 1]
+    spoilt = case.damaged_in(attempt.number)
+    return all(step in spoilt for valid in before for step in valid)
 
 
 def _said(attempt: Attempt) -> str:
@@ -187,7 +192,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         if beginning is None:
             continue
         restored = beginning.restored
-        spoilt = case.damaged_in(after.number)
+        # Damaged only when it had been read, if it was restored.
+        spoilt = case.damaged_in(after.number) - {restored}
         newest = max((step for step in before.store.valid if step not in spoilt), default=None)
         where = f"attempt {after.number} resumed from step {restored}"
         if restored is not None and restored in before.store.damaged:

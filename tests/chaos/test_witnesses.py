@@ -144,3 +144,74 @@ def test_each_of_two_damages_of_a_step_must_be_found(
         return
     assert judgement.verdict is Verdict.NOT_EXERCISED
     assert ("part=objects" in judgement.reason) == (missed == "part=objects")
+
+
+def test_a_refusal_of_every_checkpoint_is_not_excused_by_the_damage_of_one(
+    reference: Evidence, run: Evidence
+) -> None:
+    run.strike("flip", fault=0)
+    run.strike("kill", fault=1)
+    store: dict[str, Any] = {"valid": (2,), "damaged": {4: "digest"}}
+    run.attempt(range(1, 5), damage=(4,), **store, **KILLED)
+    run.attempt((), silent=(0, 1), error="NoValidCheckpointError", **store, **FAILED)
+    run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, f"flip rank=1 at=step:5/data; {KILL}")
+    assert judgement.verdict is Verdict.UNRECOVERABLE, judgement.reason
+    assert "attempt 2 failed though no fault struck in it" in judgement.reason
+
+
+def test_a_refusal_is_excused_if_the_only_other_checkpoint_was_read_wrongly(
+    reference: Evidence, run: Evidence
+) -> None:
+    corrupt = "corrupt rank=1 at=storage/read attempt=2"
+    run.strike("kill", fault=0, step=3)
+    run.attempt(range(1, 3), valid=(2,), **KILLED | {"published": (2,)})
+    run.strike(corrupt, fault=1, attempt=2, step=2, event="storage/read")
+    facts = {"fault": 1, "event": "storage/read", "file": file_of(2), "change": "x"}
+    run.record(1, 2, "operation", **facts, changed=True)
+    run.record(1, 2, "damage", **facts, step=2)
+    run.attempt((), silent=(0, 1), error="NoValidCheckpointError", valid=(2,), **FAILED)
+    run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, f"kill rank=1 at=step:3/data; {corrupt}")
+    assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
+FLIP_IN_RESTORE = "flip rank=1 at=restore/load attempt=2"
+AGAIN = "kill rank=1 at=step:5/data attempt=2"
+
+
+@pytest.mark.parametrize(
+    ("restored", "verdict"), [(2, Verdict.RECOVERED), (4, Verdict.CORRUPTION_UNDETECTED)]
+)
+def test_damage_behind_the_back_of_a_restore_is_met_by_the_next(
+    reference: Evidence, run: Evidence, restored: int, verdict: Verdict
+) -> None:
+    run.strike("kill", fault=0)
+    run.attempt(range(1, 5), valid=(2, 4), **KILLED)
+    run.strike("flip", fault=1, attempt=2, step=4, event="restore/load")
+    flipped = {"step": 4, "file": file_of(4).removeprefix("/store/"), "change": "bit 0 flipped"}
+    run.record(1, 2, "damage", fault=1, **flipped)
+    run.strike("kill", fault=2, attempt=2)
+    store: dict[str, Any] = {"valid": (2,), "damaged": {4: "digest"}}
+    run.attempt((), restored=4, source=1, **store, **KILLED | {"published": ()})
+    run.attempt(range(restored + 1, 7), restored=restored, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, f"{KILL}; {FLIP_IN_RESTORE}; {AGAIN}")
+    assert judgement.verdict is verdict, judgement.reason
+
+
+def test_damage_in_a_restore_that_fell_back_was_met_by_it(
+    reference: Evidence, run: Evidence
+) -> None:
+    run.strike("kill", fault=0)
+    run.attempt(range(1, 5), valid=(2, 4), **KILLED)
+    text = "flip rank=1 at=restore/agree attempt=2"
+    run.strike("flip", fault=1, attempt=2, step=4, event="restore/agree")
+    flipped = {"step": 4, "file": file_of(4).removeprefix("/store/"), "change": "bit 0 flipped"}
+    run.record(1, 2, "damage", fault=1, **flipped)
+    rejected = {4: f"rank 1: {file_of(4)} does not match its digest"}
+    run.attempt(
+        range(3, 7),
+        restored=2, source=1, rejected=rejected, published=(4, 6), valid=(4, 6),
+    )  # fmt: skip
+    judgement = run.judged(reference, f"{KILL}; {text}")
+    assert judgement.verdict is Verdict.RECOVERED, judgement.reason
