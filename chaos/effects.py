@@ -71,7 +71,7 @@ def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
     if fault.action == "stop":
         return _was_stopped(run, fault, strike)
     if fault.action == "delay":
-        return _was_silent(run, strike, fault.seconds)
+        return _was_delayed(run, strike)
     if fault.action == "spoil":  # what became of the record is for other checks
         trace = run.trace(strike.attempt, strike.rank)
         return any(each["kind"] == "spoilt" and each["fault"] == strike.fault for each in trace)
@@ -152,6 +152,17 @@ def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:
     if strike.rank not in attempt.exits and not any(t > strike.t + _SIGNAL_S for t in times):
         return True
     return fault.resume is not None and _was_silent(run, strike, fault.resume)
+
+
+def _was_delayed(run: Run, strike: Strike) -> bool:
+    """Whether the thread that was struck slept, whatever others did, or its attempt failed before
+    it had slept long enough."""
+    trace = run.trace(strike.attempt, strike.rank)
+    if any(each["kind"] == "delayed" and each["fault"] == strike.fault for each in trace):
+        return True
+    attempt = run.attempts[strike.attempt - 1]
+    is_cut_short = strike.resume is not None and strike.t + strike.resume > attempt.ended_t
+    return is_cut_short and attempt.ending != "completed"
 
 
 def _was_silent(run: Run, strike: Strike, seconds: float) -> bool:
