@@ -83,12 +83,20 @@ def _was_tried(case: Case, number: int, *, stays: bool) -> bool:
     attempts = range(number, 1 + (last if stays else min(last, number)))
     begun = [each for each in case.trajectory.beginnings if each.attempt in attempts]
     struck = [each for each in case.run.strikes() if each.attempt in attempts]
-    if any(each.event.startswith("restore") for each in struck):
+    if any(_was_in_restore(case, each) for each in struck):
         return True
     # Saved before this world was come to: one that started anew there has nothing to show.
     if any(each.restored and (each.source or 0) < number for each in begun):
         return True
     return bool(attempts and not begun and not struck)
+
+
+def _was_in_restore(case: Case, strike: Strike) -> bool:
+    """Whether a strike came while its rank restored: it reads its store before it begins."""
+    if not strike.event.startswith(STORAGE):
+        return strike.event.startswith("restore")
+    trace = case.run.trace(strike.attempt, strike.rank)
+    return not any(r["kind"] == "began" and float(str(r["t"])) <= strike.t for r in trace)
 
 
 def is_explained(case: Case) -> Iterator[Finding]:
