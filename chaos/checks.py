@@ -18,6 +18,7 @@ from .data import unnoticed_records
 from .effects import ineffective_strikes
 from .endings import can_end
 from .equality import states_are_equal
+from .events import STORAGE
 from .ledger import Strike
 from .run import Attempt
 from .samples import sample_faults
@@ -83,12 +84,20 @@ def _was_tried(case: Case, number: int, *, stays: bool) -> bool:
     attempts = range(number, 1 + (last if stays else min(last, number)))
     begun = [each for each in case.trajectory.beginnings if each.attempt in attempts]
     struck = [each for each in case.run.strikes() if each.attempt in attempts]
-    if any(each.event.startswith("restore") for each in struck):
+    if any(_was_in_restore(case, each) for each in struck):
         return True
     # Saved before this world was come to: one that started anew there has nothing to show.
     if any(each.restored and (each.source or 0) < number for each in begun):
         return True
     return bool(attempts and not begun and not struck)
+
+
+def _was_in_restore(case: Case, strike: Strike) -> bool:
+    """Whether a strike came while its rank restored: it reads its store before it begins."""
+    if not strike.event.startswith(STORAGE):
+        return strike.event.startswith("restore")
+    trace = case.run.trace(strike.attempt, strike.rank)
+    return not any(r["kind"] == "began" and float(str(r["t"])) <= strike.t for r in trace)
 
 
 def is_explained(case: Case) -> Iterator[Finding]:
@@ -123,8 +132,13 @@ def _explains(case: Case, strike: Strike, attempt: Attempt) -> bool:
 
 
 def _found_none_valid(case: Case, attempt: Attempt) -> bool:
+    """Whether it refused every checkpoint, and rightly: none was valid, or it was spoilt since."""
     error = case.run.error_of(attempt)
-    return error is not None and error["type"] == NoValidCheckpointError.__name__
+    if error is None or error["type"] != NoValidCheckpointError.__name__:
+        return False
+    before = [each.store.valid for each in case.run.attempts if each.number == attempt.number - 1]
+    spoilt = case.damaged_in(attempt.number)
+    return all(step in spoilt for valid in before for step in valid)
 
 
 def _said(attempt: Attempt) -> str:
@@ -190,7 +204,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         if beginning is None:
             continue
         restored = beginning.restored
-        spoilt = case.damaged_in(after.number)
+        # Damaged only when it had been read, if it was restored.
+        spoilt = case.damaged_in(after.number) - {restored}
         newest = max((step for step in before.store.valid if step not in spoilt), default=None)
         where = f"attempt {after.number} resumed from step {restored}"
         if restored is not None and restored in before.store.damaged:

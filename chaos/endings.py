@@ -23,5 +23,5 @@ def can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
     if strike.action == "spoil":
         return refused_a_record(case.run, attempt.number, strike.rank)
     if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
-        return ended_by_operation(case.run, strike)
+        return ended_by_operation(case, strike)
     return strike.resume is None or strike.t + strike.resume > attempt.ended_t

@@ -105,6 +105,7 @@ class Evidence:
         valid: Iterable[int] = (),
         damaged: Mapping[int, str] | None = None,
         damage: Iterable[int] = (),
+        rejected: Mapping[int, str] | None = None,
         wrong: Mapping[int, str] | None = None,
         wrong_at_start: str = "",
         silent: Iterable[int] = (),
@@ -119,8 +120,8 @@ class Evidence:
 
         ``wrong`` names a component that differs from that step on, ``wrong_at_start`` one that
         differs in the beginning; ``silent`` ranks leave no trace; ``changed`` replaces outputs of
-        (rank, step); ``damage`` are steps that a fault damaged; ``error`` is the class of the
-        exception that ended silent ranks.
+        (rank, step); ``damage`` are steps that a fault damaged; ``rejected`` says why a restore
+        passed over steps; ``error`` is the class of the exception that ended silent ranks.
         """
         number = len(self.attempts) + 1
         steps = list(steps)
@@ -131,7 +132,7 @@ class Evidence:
                 "began",
                 restored=restored,
                 source=source,
-                damaged=[],
+                damaged=list((rejected or {}).items()),
                 notes=[],
                 samples_per_epoch=SAMPLES,
                 fingerprint=state(rank, restored or 0, [wrong_at_start] if wrong_at_start else ()),
