@@ -209,14 +209,23 @@ def test_a_bend_that_changed_numbers_may_come_before_one_that_hangs(
     assert judgement.verdict is Verdict.RECOVERED, judgement.reason
 
 
+def pause(run: Evidence, fault: str, *, rank: int, step: int) -> None:
+    """Say that the second fault held a rank up for 0.3 s, and was over before anything else."""
+    run.record(rank, 1, "event", t=8.0)
+    run.strike(f"{fault} resume=0.3", rank=rank, fault=1, step=step, t=8.0)
+    if fault.startswith("delay"):
+        run.record(rank, 1, "delayed", fault=1, seconds=0.3, t=8.3)
+    run.record(rank, 1, "event", t=8.3)
+
+
 @pytest.mark.parametrize("error", ["", "FileNotFoundError"])
-@pytest.mark.parametrize("delay", ["", "; delay rank=1 at=step:4/forward seconds=0"])
+@pytest.mark.parametrize("delay", ["", "; delay rank=1 at=step:4/forward seconds=0.3"])
 def test_an_attempt_that_ends_by_itself_is_not_explained(
     run: Evidence, judged: Any, error: str, delay: str
 ) -> None:
     bend(run, EARLY, step=3)
     if delay:
-        run.strike(f"{delay[2:]} resume=0", fault=1, step=4)
+        pause(run, delay[2:], rank=1, step=4)
     if error:
         refused(run, error, steps=range(1, 6))
     else:
@@ -248,9 +257,7 @@ def test_what_ends_no_attempt_does_not_explain_a_hang(
     run: Evidence, judged: Any, other: str
 ) -> None:
     bend(run, DROP)
-    run.record(0, 1, "event", t=8.0)
-    run.strike(f"{other} resume=0.3", rank=0, fault=1, step=3, t=8.0)
-    run.record(0, 1, "event", t=8.3)
+    pause(run, other, rank=0, step=3)
     hung(run)
     assert judged(f"{DROP}; {other}").verdict is Verdict.RECOVERED
 
