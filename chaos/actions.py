@@ -98,6 +98,9 @@ LIES = ("lose", "short", "corrupt", "stale", "late")
 """Alterations that the job is not told of."""
 BENDING = tuple(action.name for action in _COLLECTIVE)
 """Actions on a collective or a message."""
+HANGING = tuple(name for name in BENDING if name != "garble")
+"""Those after which ranks may wait for each other for ever: of different calls, or of one too many.
+What is garbled comes and goes as it did."""
 
 PARTS = ("shard", "objects", "manifest")
 CHOICES: dict[str, tuple[str, ...]] = {

@@ -7,15 +7,16 @@ pass. The order of `CHECKS` puts causes before their consequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from seatrial.recovery.errors import NoValidCheckpointError
 
-from .actions import ACTIONS, DAMAGE
-from .bending import wrongly_published
+from .actions import BENDING
+from .bending import ended_by, ineffective_bends, wrongly_published
 from .case import Case, Finding, Verdict
-from .data import refused_a_record, unnoticed_records
-from .effects import ended_by_operation, ineffective_strikes
+from .data import unnoticed_records
+from .effects import ineffective_strikes
+from .endings import can_end
 from .equality import states_are_equal
 from .events import STORAGE
 from .ledger import Strike
@@ -26,7 +27,7 @@ from .trace import Record
 
 
 def was_exercised(case: Case) -> Iterator[Finding]:
-    for reason in ineffective_strikes(case):
+    for reason in chain(ineffective_strikes(case), ineffective_bends(case)):
         yield Finding(verdict=Verdict.NOT_EXERCISED, reason=reason)
 
 
@@ -83,12 +84,20 @@ def _was_tried(case: Case, number: int, *, stays: bool) -> bool:
     attempts = range(number, 1 + (last if stays else min(last, number)))
     begun = [each for each in case.trajectory.beginnings if each.attempt in attempts]
     struck = [each for each in case.run.strikes() if each.attempt in attempts]
-    if any(each.event.startswith("restore") for each in struck):
+    if any(_was_in_restore(case, each) for each in struck):
         return True
     # Saved before this world was come to: one that started anew there has nothing to show.
     if any(each.restored and (each.source or 0) < number for each in begun):
         return True
     return bool(attempts and not begun and not struck)
+
+
+def _was_in_restore(case: Case, strike: Strike) -> bool:
+    """Whether a strike came while its rank restored: it reads its store before it begins."""
+    if not strike.event.startswith(STORAGE):
+        return strike.event.startswith("restore")
+    trace = case.run.trace(strike.attempt, strike.rank)
+    return not any(r["kind"] == "began" and float(str(r["t"])) <= strike.t for r in trace)
 
 
 def is_explained(case: Case) -> Iterator[Finding]:
@@ -98,7 +107,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
             continue  # refused for what the schedule did: see `ended_well`
         if attempt.ending == "completed":
             continue
-        struck = [strike.t for strike in case.run.strikes() if _can_end(case, strike, attempt)]
+        struck = [strike.t for strike in case.run.strikes() if _explains(case, strike, attempt)]
         verdict = Verdict.HUNG if attempt.ending == "hung" else Verdict.UNRECOVERABLE
         if not struck:
             yield Finding(
@@ -116,24 +125,20 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
-    """Whether a strike is one that ends ``attempt``: a stop or a delay that is soon over is not,
-    nor a spoilt record that the rank did not refuse.
-
-    An altered operation is one only if it still goes on, or if an error tells of it.
-    """
-    if strike.attempt != attempt.number or strike.action in DAMAGE:
-        return False
-    if strike.action == "spoil":
-        return refused_a_record(case.run, attempt.number, strike.rank)
-    if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
-        return ended_by_operation(case.run, strike)
-    return strike.resume is None or strike.t + strike.resume > attempt.ended_t
+def _explains(case: Case, strike: Strike, attempt: Attempt) -> bool:
+    """Whether ``attempt`` may have ended of a strike; of a bent call, only if that can be told."""
+    bent = strike.action in BENDING
+    return can_end(case, strike, attempt) and (not bent or ended_by(case, strike))
 
 
 def _found_none_valid(case: Case, attempt: Attempt) -> bool:
+    """Whether it refused every checkpoint, and rightly: none was valid, or it was spoilt since."""
     error = case.run.error_of(attempt)
-    return error is not None and error["type"] == NoValidCheckpointError.__name__
+    if error is None or error["type"] != NoValidCheckpointError.__name__:
+        return False
+    before = [each.store.valid for each in case.run.attempts if each.number == attempt.number - 1]
+    spoilt = case.damaged_in(attempt.number)
+    return all(step in spoilt for valid in before for step in valid)
 
 
 def _said(attempt: Attempt) -> str:
@@ -199,7 +204,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         if beginning is None:
             continue
         restored = beginning.restored
-        spoilt = case.damaged_in(after.number)
+        # Damaged only when it had been read, if it was restored.
+        spoilt = case.damaged_in(after.number) - {restored}
         newest = max((step for step in before.store.valid if step not in spoilt), default=None)
         where = f"attempt {after.number} resumed from step {restored}"
         if restored is not None and restored in before.store.damaged:

@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import cast
 
-from seatrial.recovery.errors import NoValidCheckpointError
-
-from .actions import BENDING, DAMAGE, DATA, ERRORS, LIES
-from .bending import bend_without_effect
+from .actions import BENDING, DAMAGE, DATA, LIES
 from .case import Case
 from .errors import InjectedError
 from .fault import Fault
@@ -22,10 +19,7 @@ from .ledger import Strike
 from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
-from .trajectory import Trajectory
-
-_REFUSALS = frozenset(type(OSError(number, "")).__name__ for number in ERRORS.values())
-"""The classes of what ``fail`` raises."""
+from .witnesses import alterations, was_met, was_noticed, was_told, went_on_after
 
 _SIGNAL_S = 1.0
 """A signal is sent within this time of the strike, however busy the machine."""
@@ -38,7 +32,7 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
     Any other fault must show its effect on every rank that it struck, but for ranks that the
     launcher ended because another struck one had failed already.
     """
-    run, trajectory = case.run, case.trajectory
+    run = case.run
     strikes = run.strikes()
     for index, fault in enumerate(case.schedule.faults):
         own = [strike for strike in strikes if strike.fault == index]
@@ -47,18 +41,15 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
             yield f"the fault '{fault}' never fired: no target rank reached its event{unseen}"
             continue
         if fault.action in DAMAGE:
-            if not any(_was_met(run, trajectory, fault, strike) for strike in own):
+            if not any(was_met(case, strike) for strike in own):
                 yield f"the fault '{fault}' struck, but no restore met what it damaged"
             continue
         if fault.alters_storage:
-            yield from _without_effect(run, trajectory, fault, own)
+            yield from _without_effect(case, fault, own)
             continue
         if fault.action in BENDING:
-            reasons = [bend_without_effect(case, fault, strike) for strike in own]
-            if all(reasons):
-                yield f"the fault '{fault}' struck without effect: {reasons[0]}"
-            continue
-        effects = [_had_effect(run, fault, strike) for strike in own]
+            continue  # see `seatrial.chaos.bending`
+        effects = [_had_effect(case, fault, strike) for strike in own]
         if all(effect is not False for effect in effects) and any(effects):
             continue
         strike = own[effects.index(False) if False in effects else 0]
@@ -68,14 +59,15 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
         )
 
 
-def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
+def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
     """None if the launcher ended the rank, so that its own end was not to be seen."""
+    run = case.run
     if _was_missed(run, fault, strike):
         return False
     if fault.action == "stop":
         return _was_stopped(run, fault, strike)
     if fault.action == "delay":
-        return _was_silent(run, strike, fault.seconds)
+        return _was_delayed(run, strike)
     if fault.action == "spoil":  # what became of the record is for other checks
         trace = run.trace(strike.attempt, strike.rank)
         return any(each["kind"] == "spoilt" and each["fault"] == strike.fault for each in trace)
@@ -94,19 +86,17 @@ def _had_effect(run: Run, fault: Fault, strike: Strike) -> bool | None:
     if fault.action == "raise" and (error := _error(run, strike)):
         return InjectedError.__name__ in (error["type"], *cast(list[str], error.get("causes", [])))
     # An exception that the job swallowed leaves the process running, perhaps to die of another.
-    return status != 0 and not _went_on(run, strike)
+    return status != 0 and not went_on_after(case, strike, strike.step or 0)
 
 
-def _without_effect(
-    run: Run, trajectory: Trajectory, fault: Fault, strikes: list[Strike]
-) -> Iterator[str]:
+def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator[str]:
     """Why an alteration of storage operations proves nothing, if it does not.
 
     What the job is told of has its effect at once. A lie must be met by a restore, or be noticed:
     an error that names the file. What was renamed, deleted or listed is not looked for again.
     """
     for strike in strikes:
-        made = _alterations(run, strike)
+        made = alterations(case, strike)
         said = str(made[-1]["change"]) if made else "the operation failed by itself"
         if not any(record["changed"] for record in made):
             yield f"the fault '{fault}' struck {strike.event}, but could change nothing: {said}"
@@ -114,53 +104,25 @@ def _without_effect(
     if fault.action not in LIES:
         return
     shown = [each for each in strikes if each.event.removeprefix("storage/") in DATA]
-    if shown and not any(
-        _was_met(run, trajectory, fault, strike) or _was_noticed(run, strike) for strike in shown
-    ):
+    if shown and not any(was_met(case, each) or was_noticed(case, each) for each in shown):
         yield (
             f"the fault '{fault}' struck {shown[0].event}, but neither did a restore meet what it "
             "changed, nor did an error name the file"
         )
 
 
-def ended_by_operation(run: Run, strike: Strike) -> bool:
+def ended_by_operation(case: Case, strike: Strike) -> bool:
     """Whether an altered operation is why the attempt of ``strike`` ended: it went on until then,
     or an error tells of it."""
-    attempt = run.attempts[strike.attempt - 1]
-    for record in _alterations(run, strike):
+    attempt = case.run.attempts[strike.attempt - 1]
+    for record in alterations(case, strike):
         lasts_s = record.get("lasts_s")
         if lasts_s and float(str(record["t"])) + float(str(lasts_s)) > attempt.ended_t:
             return True
     if strike.action == "fail":
         # The job may have wrapped the error; its own errors of files say nothing.
-        return _was_noticed(run, strike) or any(
-            "injected by the fault" in str(error["message"])
-            or not _REFUSALS.isdisjoint(cast(list[str], error["causes"]))
-            for error in _errors_after(run, strike)
-        )
-    return strike.action in LIES and _was_noticed(run, strike)
-
-
-def _was_noticed(run: Run, strike: Strike) -> bool:
-    """Whether a rank of the same attempt failed with an error that names what was changed."""
-    files = {
-        str(record["file"]).rpartition("/")[2]
-        for record in _alterations(run, strike)
-        if record["changed"]
-    }
-    messages = [str(error["message"]) for error in _errors_after(run, strike)]
-    return any(file in message for message in messages for file in files)
-
-
-def _alterations(run: Run, strike: Strike) -> list[Record]:
-    trace = run.trace(strike.attempt, strike.rank)
-    return [r for r in trace if r["kind"] == "operation" and r["fault"] == strike.fault]
-
-
-def _errors_after(run: Run, strike: Strike) -> list[Record]:
-    attempt = run.attempts[strike.attempt - 1]
-    errors = [run.error_of(attempt, rank) for rank in range(run.ranks_of(strike.attempt))]
-    return [error for error in errors if error is not None and float(str(error["t"])) >= strike.t]
+        return was_noticed(case, strike) or was_told(case, strike)
+    return strike.action in LIES and was_noticed(case, strike)
 
 
 def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:
@@ -179,55 +141,6 @@ def _error(run: Run, strike: Strike) -> Record | None:
     return next((record for record in trace if record["kind"] == "error"), None)
 
 
-def _was_met(run: Run, trajectory: Trajectory, fault: Fault, strike: Strike) -> bool:
-    """Whether a restore came upon the damage; what it made of it is for other checks."""
-    trace = run.trace(strike.attempt, strike.rank)
-    began = False
-    for record in trace:
-        began = began or record["kind"] == "began"
-        if record["kind"] == "damage" and record["fault"] == strike.fault:
-            is_in_restore = not began and strike.attempt > 1
-            if _step_was_met(
-                run, trajectory, fault, strike, int(str(record["step"])), is_in_restore
-            ):
-                return True
-    return False
-
-
-def _step_was_met(
-    run: Run,
-    trajectory: Trajectory,
-    fault: Fault,
-    strike: Strike,
-    damaged: int,
-    is_in_restore: bool,
-) -> bool:
-    for attempt in run.attempts[strike.attempt - 1 if is_in_restore else strike.attempt :]:
-        beginning = trajectory.beginning(attempt.number)
-        if beginning is None:
-            error = run.error_of(attempt)
-            if error is not None and error["type"] == NoValidCheckpointError.__name__:
-                return True
-            continue
-        if damaged in [step for step, _ in beginning.damaged]:
-            return True
-        # Of the first restore after the damage the newest checkpoint is the first candidate.
-        before = run.attempts[attempt.number - 2].store
-        is_gone = fault.action == "remove" and fault.part == "manifest"
-        is_gone = is_gone or (fault.action in LIES and damaged not in before.valid)
-        is_there = is_gone or damaged in before.damaged
-        return is_there and damaged > (before.newest_valid or 0)
-    return False
-
-
-def _went_on(run: Run, strike: Strike) -> bool:
-    """Whether the rank completed a later step in the attempt in which it was struck."""
-    return any(
-        record["kind"] == "step" and int(str(record["step"])) > (strike.step or 0)
-        for record in run.trace(strike.attempt, strike.rank)
-    )
-
-
 def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:
     """A stopped process records nothing and does not end, until it is continued or killed."""
     attempt = run.attempts[strike.attempt - 1]
@@ -235,6 +148,17 @@ def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:
     if strike.rank not in attempt.exits and not any(t > strike.t + _SIGNAL_S for t in times):
         return True
     return fault.resume is not None and _was_silent(run, strike, fault.resume)
+
+
+def _was_delayed(run: Run, strike: Strike) -> bool:
+    """Whether the thread that was struck slept, whatever others did, or its attempt failed before
+    it had slept long enough."""
+    trace = run.trace(strike.attempt, strike.rank)
+    if any(each["kind"] == "delayed" and each["fault"] == strike.fault for each in trace):
+        return True
+    attempt = run.attempts[strike.attempt - 1]
+    is_cut_short = strike.resume is not None and strike.t + strike.resume > attempt.ended_t
+    return is_cut_short and attempt.ending != "completed"
 
 
 def _was_silent(run: Run, strike: Strike, seconds: float) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from seatrial.recovery.compare import Difference, first_difference, first_misplaced
 
-from .bending import is_abandoned
+from .bending import is_abandoned, is_abandoned_beginning
 from .case import Case, Finding, Leg, Verdict
 from .diagnosis import likely_cause
 from .trajectory import Beginning, Step
@@ -29,7 +29,8 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
                 "attempt that began on the job's own topology leads to where it began",
             )
         elif beginning is not None and leg is not None:
-            yield from _compare_beginning(case, beginning, leg, expected)
+            if not is_abandoned_beginning(case, beginning):
+                yield from _compare_beginning(case, beginning, leg, expected)
         elif steps or attempt.ending == "completed":
             yield Finding(
                 verdict=Verdict.UNRECOVERABLE,

@@ -44,7 +44,7 @@ class Fault:
         error: what ``fail`` raises, a key of `ERRORS`.
         keep: how many bytes ``short`` lets through; half of them if None.
         hold: after how many other operations of the rank ``late`` carries its own out.
-        seconds: how long ``delay`` lasts; with ``tail``, at least.
+        seconds: how long ``delay`` lasts, above 0; with ``tail``, at least.
         tail: exponent of a Pareto distribution from which the seed draws the delay.
         rate: bytes per second that ``slow`` allows.
         across: ``reorder`` with the next call of another group, not of the same group and kind.
@@ -106,6 +106,8 @@ class Fault:
             seconds = getattr(self, option) or 0.0
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise FaultSyntaxError(f"{option}={seconds} should be a number of seconds")
+        if self.action == "delay" and not self.seconds:
+            raise FaultSyntaxError("seconds=0 delays nothing: it should be above 0")
         for option in ("rate", "tail"):
             value = getattr(self, option)
             if value is not None and not (value > 0 and math.isfinite(value)):

@@ -225,7 +225,9 @@ class Injector:
         elif fault.action == "spoil":
             self._spoil(index, moment.facts)
         elif fault.action == "delay":
-            time.sleep(self.delay_s(index, fault))
+            seconds = self.delay_s(index, fault)
+            time.sleep(seconds)
+            self._trace.record("delayed", fault=index, seconds=seconds)
         elif fault.action == "raise":
             raise InjectedError(f"injected by the fault '{fault}'")
         elif fault.action == "exit":

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .actions import DAMAGE
+from .actions import DAMAGE, LIES
 from .errors import FaultSyntaxError, ImpossibleFaultError
 from .events import At
 from .fault import Fault
@@ -148,7 +148,8 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
         return f"the run has at most {attempts} attempt{'s' * (attempts > 1)}"
     if fault.action == "wrong-group" and shape.world_size == 1:
         return "one rank is in no group with others"
-    if fault.at.name == "restore/quarantine" and not any(each.action in DAMAGE for each in faults):
+    harmful = any(each.action in (*DAMAGE, *LIES) for each in faults)
+    if fault.at.name == "restore/quarantine" and not harmful:
         return "nothing is quarantined unless another fault damages a checkpoint"
     return _unreached(fault, faults, shape)
 

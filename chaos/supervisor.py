@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from .actions import BENDING
+from .actions import HANGING
 from .collectives.last_calls import behind, last_calls, read_all
 from .errors import LaunchError
 from .launch.launcher import Launcher, RankExit
@@ -41,6 +41,7 @@ _START_S = 120.0  # importing torch in cold ranks on a busy machine records noth
 _STRUCK_S = 2.0
 _FATAL = ("kill", "powercut", "exit", "raise", "oom", "terminate")
 _OUTPUT_LINES = 25
+_STEP_BYTES = 4 << 20  # the record of a step has the fingerprint of every tensor
 
 Progress = Callable[[int, int], None]
 """Called with the attempt and the step that rank 0 has reached."""
@@ -52,7 +53,8 @@ class Limits:
     ``max_restarts`` further attempts, on either when ``total_s`` is over.
 
     Once a ``stop`` fault has struck, a hang is what must follow; ``stopped_silence_s`` is enough.
-    So it is where a bent collective may leave ranks waiting for each other.
+    So it is where a bent collective may leave ranks waiting for each other, until each has recorded
+    a step after it.
     """
 
     max_restarts: int
@@ -243,14 +245,29 @@ class _Watch:
                 step = record.get("step")
                 self._progress(self._plan.attempt, step if isinstance(step, int) else 0)
         self._silent_for = now - self._heard
-        return self._silent_for > (self._patience_s() if all(sizes) else _START_S)
+        if not all(sizes):
+            return self._silent_for > _START_S
+        if self._silent_for <= min(self._limits.stopped_silence_s, self._limits.silence_s):
+            return False
+        return self._silent_for > self._patience_s()
 
     def _patience_s(self) -> float:
         stopped = any(
-            (each.action == "stop" and each.resume is None) or each.action in BENDING
+            (each.action == "stop" and each.resume is None)
+            or (each.action in HANGING and not self._went_on_after(each))
             for each in self._strikes()
         )
         return self._limits.stopped_silence_s if stopped else self._limits.silence_s
+
+    def _went_on_after(self, strike: Strike) -> bool:
+        """Whether every rank has completed the step of the strike, or a later one, since then."""
+        steps = [read_last(path, "step", window_bytes=_STEP_BYTES) for path in self._traces]
+        return all(
+            step is not None
+            and float(str(step["t"])) > strike.t
+            and int(str(step["step"])) >= (strike.step or 0)
+            for step in steps
+        )
 
     def _send_due_signals(self) -> None:
         now = time.monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from seatrial.chaos.errors import UsageError
-from seatrial.chaos.events import COMMIT_PROTOCOL
+from seatrial.chaos.events import COLLECTIVE, COMMIT_PROTOCOL
 from seatrial.chaos.fault import Fault
 from seatrial.chaos.powerloss.volatile import SURVIVES
 from seatrial.chaos.route import Route
@@ -32,7 +32,8 @@ class PlannedTrial:
     """One trial to run. ``omit`` makes it a control: a restore without that component must be
     called DIVERGED, by that name. ``lossless`` allows no step to be lost, as by a preemption.
     ``reshard`` are the topologies of the restarts, if they have others. ``skip`` says why it cannot
-    be run here. ``needs`` is the collective without which a job has nothing to be struck by it."""
+    be run here. ``needs`` is the collective without which a job has nothing to be struck by it;
+    ``*`` stands for any."""
 
     name: str
     schedule: Schedule
@@ -83,7 +84,7 @@ def bundled_trials(
             require_possible(schedule, shape)
         preempts = any(fault.action == "terminate" for fault in schedule.faults)
         name = name or schedule.label
-        needs = "all_reduce" if any(f.concerns_collectives for f in schedule.faults) else ""
+        needs = next(filter(None, map(_needed, schedule.faults)), "")
         trials.append(
             PlannedTrial(name=name, schedule=schedule, lossless=preempts, skip=skip, needs=needs)
         )
@@ -92,6 +93,13 @@ def bundled_trials(
         trials.append(resharded(route.restarts, Schedule(kills.faults, seed)))
     omitted = (*COMPONENTS, EXTRAS) if extras else COMPONENTS
     return trials + [control(component) for component in omitted]
+
+
+def _needed(fault: Fault) -> str:
+    """The call that a fault is for; of one that bends whatever call is next, any."""
+    if fault.at.name.startswith(COLLECTIVE):
+        return fault.at.name.removeprefix(COLLECTIVE)
+    return "*" if fault.concerns_collectives else ""
 
 
 def _only_in_directories(fault: Fault) -> bool:

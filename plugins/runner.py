@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ class TrialRunner:
                 self.run(each, node, options=options, expect=each.expect, replay=replay)
             return
         if planned.needs and not self._makes(options, planned.needs):
-            pytest.skip(f"the job makes no {planned.needs}")
+            call = "call to a process group" if planned.needs == "*" else planned.needs
+            pytest.skip(f"the job makes no {call}")
         replay = replay_line(planned, options)
         self.run(planned, node, options=options, expect=planned.expect, replay=replay)
 
@@ -119,10 +121,10 @@ class TrialRunner:
         return tuple(self._reference(options).trajectory.beginnings[0].state)
 
     def _makes(self, options: ChaosOptions, operation: str) -> bool:
-        """Whether the last rank of the reference made such a call."""
+        """Whether the last rank of the reference made such a call; ``operation`` is a pattern."""
         directory = self._reference(options).run.directory
         calls = read_calls(calls_file(directory, 1, experiment(options).world.ranks - 1))
-        return any(call.operation == operation for call in calls)
+        return any(fnmatchcase(call.operation, operation) for call in calls)
 
     def _reference(self, options: ChaosOptions) -> Reference:
         subject = experiment(options)

@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from seatrial.recovery.collectives.group import Call, ObservedGroup
 
 from ..fault import Fault
-from .payload import damage
+from .payload import damage, damageable
 from .works import Done, FollowedUp, Never
 
 _SAME_SIZE = {
@@ -191,13 +191,20 @@ def garble(bend: Bend) -> Work:
     payload = _flat(call.operation.payload(call.arguments))
     if not payload:
         raise Unable(f"{bend.name} has no payload")
+    # Before the call: once it is under way, whoever waits for it would be told.
+    _require_damageable(bend, payload)
     return FollowedUp(call.issue(), lambda: _damaged(bend, payload))
 
 
+def _require_damageable(bend: Bend, tensors: Sequence[torch.Tensor]) -> None:
+    if not damageable(tensors, bend.fault.to):
+        what = "have a bit flipped" if bend.fault.to == "bit" else f"become {bend.fault.to}"
+        raise Unable(f"{bend.name} has no payload that could {what}")
+
+
 def _damaged(bend: Bend, tensors: Sequence[torch.Tensor]) -> None:
+    _require_damageable(bend, tensors)
     what = damage(tensors, bend.fault.to, bend.chance)
-    if not what:
-        raise Unable(f"{bend.name} has no payload that could become {bend.fault.to}")
     bend.says(f"had its {bend.fault.of} damaged: {what}")
 
 

@@ -10,13 +10,23 @@ import torch
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def damageable(tensors: Sequence[torch.Tensor], how: str) -> list[torch.Tensor]:
+    """Those that have an element which can become so: integers are never NaN."""
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.numel()
+        and (tensor.itemsize in _INTEGERS if how == "bit" else tensor.is_floating_point())
+    ]
+
+
 def damage(tensors: Sequence[torch.Tensor], how: str, chance: random.Random) -> str:
     """Change one element in place; what was done, as half a sentence. Empty if nothing could be.
 
     A bit flips among the upper ones of the mantissa or the lower ones of the exponent of an element
     that is not 0, so that it is not lost to rounding and does not become NaN.
     """
-    candidates = [t for t in tensors if t.numel() and (how == "bit" or t.is_floating_point())]
+    candidates = damageable(tensors, how)
     if not candidates:
         return ""
     tensor = candidates[chance.randrange(len(candidates))].detach()

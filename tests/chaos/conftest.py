@@ -49,6 +49,7 @@ def supervise_program(
         nodes: int = 1,
         max_restarts: int = 0,
         silence_s: float = 30.0,
+        stopped_silence_s: float | None = None,
         by: LocalLauncher | None = None,
         module: str = "rank_programs",
         **arguments: object,
@@ -62,7 +63,9 @@ def supervise_program(
             schedule=Schedule.parse(schedule),
             seed=3,
             limits=Limits(
-                max_restarts=max_restarts, silence_s=silence_s, stopped_silence_s=silence_s
+                max_restarts=max_restarts,
+                silence_s=silence_s,
+                stopped_silence_s=stopped_silence_s or silence_s,
             ),
             store=str(store),
             directory=directory / "run",

@@ -35,9 +35,14 @@ def judged(reference: Evidence, run: Evidence) -> Callable[[str], Judgement]:
     return lambda schedule: run.judged(reference, schedule)
 
 
-def bend(run: Evidence, fault: str, *, what: str = "was bent", unable: str = "") -> None:
-    run.strike(fault)
-    run.record(1, 1, "bent", fault=0, call="all_reduce of dp", what=what, unable=unable)
+def bend(
+    run: Evidence, fault: str, /, *, what: str = "was bent", unable: str = "", **where: Any
+) -> None:
+    """``where`` is of the strike; of several, each needs a ``t`` of its own."""
+    place: dict[str, Any] = {"attempt": 1, "fault": 0, "t": 9.0} | where
+    run.strike(fault, **place)
+    said = {"call": "all_reduce of dp", "what": what, "unable": unable}
+    run.record(1, place["attempt"], "bent", fault=place["fault"], t=place["t"], **said)
 
 
 def refused(run: Evidence, error: str, **different: Any) -> None:
@@ -134,3 +139,169 @@ def test_an_end_that_another_fault_explains_is_not_its_effect(run: Evidence, jud
     judgement = judged(f"{SWAP}; {kill}")
     assert judgement.verdict is Verdict.NOT_EXERCISED
     assert "reorder" in judgement.reason
+
+
+EARLY = "garble rank=1 at=step:3/backward"
+DROP = "drop rank=1 at=step:5/optimizer"
+SAVED: dict[str, Any] = {"published": (2, 4), "valid": (2, 4)}
+
+
+def hung(run: Evidence, steps: range = range(1, 5)) -> None:
+    """An attempt that hung after these steps, and one that went on from the checkpoint of 4."""
+    run.attempt(steps, ending="hung", exits={}, **SAVED)
+    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+
+
+def test_a_hang_is_of_the_last_bend_before_it(run: Evidence, judged: Any) -> None:
+    bend(run, EARLY, step=3, t=9.0)
+    bend(run, DROP, fault=1, t=9.5)
+    hung(run)
+    judgement = judged(f"{EARLY}; {DROP}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert EARLY in judgement.reason
+    assert "the next step equals the reference" in judgement.reason
+
+
+def test_so_it_is_if_no_step_lies_between_them(run: Evidence, judged: Any) -> None:
+    bend(run, CORRUPT, t=9.0)
+    bend(run, DROP, fault=1, t=9.5)
+    hung(run)
+    judgement = judged(f"{CORRUPT}; {DROP}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert CORRUPT in judgement.reason
+
+
+def test_copies_that_differ_are_of_the_bend_that_changed_them(run: Evidence, judged: Any) -> None:
+    bend(run, EARLY, step=3, t=9.0)
+    bend(run, CORRUPT, fault=1, t=9.5)
+    refused(run, "ReplicaMismatchError", steps=range(1, 7), wrong={5: "model"})
+    judgement = judged(f"{EARLY}; {CORRUPT}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert EARLY in judgement.reason
+
+
+def test_numbers_that_were_wrong_already_show_nothing(run: Evidence, judged: Any) -> None:
+    bend(run, CORRUPT, t=9.0)
+    bend(run, "garble rank=1 at=step:6/backward", fault=1, step=6, t=9.5)
+    refused(run, "ReplicaMismatchError", steps=range(1, 7), wrong={5: "model"})
+    judgement = judged(f"{CORRUPT}; garble rank=1 at=step:6/backward")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert "an earlier bent call had already made the numbers wrong" in judgement.reason
+
+
+def test_bends_that_cannot_be_told_apart_changed_the_numbers_both(
+    run: Evidence, judged: Any
+) -> None:
+    bend(run, SWAP, t=9.0)
+    bend(run, CORRUPT, fault=1, t=9.5)
+    refused(run, "ReplicaMismatchError", steps=range(1, 7), wrong={5: "model"})
+    assert judged(f"{SWAP}; {CORRUPT}").verdict is Verdict.RECOVERED
+
+
+def test_a_bend_that_changed_numbers_may_come_before_one_that_hangs(
+    run: Evidence, judged: Any
+) -> None:
+    bend(run, CORRUPT, t=9.0)
+    bend(run, "drop rank=1 at=step:6/optimizer", fault=1, step=6, t=9.5)
+    run.attempt(range(1, 6), wrong={5: "model"}, ending="hung", exits={}, **SAVED)
+    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    judgement = judged(f"{CORRUPT}; drop rank=1 at=step:6/optimizer")
+    assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
+def pause(run: Evidence, fault: str, *, rank: int, step: int) -> None:
+    """Say that the second fault held a rank up for 0.3 s, and was over before anything else."""
+    run.record(rank, 1, "event", t=8.0)
+    run.strike(f"{fault} resume=0.3", rank=rank, fault=1, step=step, t=8.0)
+    if fault.startswith("delay"):
+        run.record(rank, 1, "delayed", fault=1, seconds=0.3, t=8.3)
+    run.record(rank, 1, "event", t=8.3)
+
+
+@pytest.mark.parametrize("error", ["", "FileNotFoundError"])
+@pytest.mark.parametrize("delay", ["", "; delay rank=1 at=step:4/forward seconds=0.3"])
+def test_an_attempt_that_ends_by_itself_is_not_explained(
+    run: Evidence, judged: Any, error: str, delay: str
+) -> None:
+    bend(run, EARLY, step=3)
+    if delay:
+        pause(run, delay[2:], rank=1, step=4)
+    if error:
+        refused(run, error, steps=range(1, 6))
+    else:
+        hung(run, range(1, 6))
+    assert judged(f"{EARLY}{delay}").verdict is Verdict.NOT_EXERCISED
+
+
+def test_so_it_is_where_the_fault_has_shown_itself_in_another_attempt(
+    run: Evidence, judged: Any
+) -> None:
+    again = f"{CORRUPT} persistent=yes"
+    bend(run, again)
+    bend(run, again, attempt=2, t=19.0)
+    failed: dict[str, Any] = {"ending": "failed", "exits": {0: 1, 1: 1}, **SAVED}
+    run.attempt(range(1, 7), wrong={5: "model"}, **failed)
+    run.fail(rank=0, attempt=1, error="ReplicaMismatchError", t=11.0)
+    run.attempt(range(5, 7), restored=4, source=1, **failed)
+    run.fail(rank=0, attempt=2, error="FileNotFoundError", t=21.0)
+    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    judgement = judged(again)
+    assert judgement.verdict is Verdict.UNRECOVERABLE
+    assert "attempt 2 failed though no fault struck in it" in judgement.reason
+
+
+@pytest.mark.parametrize(
+    "other", ["stop rank=0 at=step:3/forward resume=0.3", "delay rank=0 at=step:3 seconds=0.3"]
+)
+def test_what_ends_no_attempt_does_not_explain_a_hang(
+    run: Evidence, judged: Any, other: str
+) -> None:
+    bend(run, DROP)
+    pause(run, other, rank=0, step=3)
+    hung(run)
+    assert judged(f"{DROP}; {other}").verdict is Verdict.RECOVERED
+
+
+def test_nor_does_damage_to_a_checkpoint(run: Evidence, judged: Any) -> None:
+    flip = "flip rank=1 at=step:5/data"
+    run.strike(flip, t=8.0)
+    bend(run, DROP, fault=1)
+    kept: dict[str, Any] = {"published": (2, 4), "valid": (2,), "damaged": {4: "a digest differs"}}
+    run.attempt(range(1, 5), ending="hung", exits={}, damage=(4,), **kept)
+    run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(2, 4, 6))
+    judgement = judged(f"{flip}; {DROP}")
+    assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
+BUILD = "garble rank=1 at=collective/broadcast"
+
+
+def test_a_wrong_beginning_that_nothing_came_of_is_excused(run: Evidence, judged: Any) -> None:
+    bend(run, BUILD, step=None, t=8.0)
+    wrong: dict[str, Any] = {"wrong": {1: "model"}, "wrong_at_start": "model"}
+    run.attempt(range(1, 3), ending="failed", exits={0: 1, 1: 1}, **wrong)
+    run.fail(rank=0, attempt=1, error="ReplicaMismatchError", t=11.0)
+    run.attempt(ALL, published=(2, 4, 6), valid=(4, 6))
+    judgement = judged(BUILD)
+    assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
+def test_one_that_was_gone_on_from_is_diverged(run: Evidence, judged: Any) -> None:
+    bend(run, BUILD, step=None, t=8.0)
+    run.attempt([], ending="failed", exits={0: 1, 1: 1}, wrong_at_start="model")
+    run.fail(rank=0, attempt=1, error="ReplicaMismatchError", t=11.0)
+    run.attempt(ALL, wrong_at_start="model", published=(2, 4, 6), valid=(4, 6))
+    judgement = judged(BUILD)
+    assert judgement.verdict is Verdict.DIVERGED
+    assert "attempt 2, right after the start" in judgement.reason
+
+
+def test_a_beginning_that_was_wrong_before_the_bend_is_not_excused(
+    run: Evidence, judged: Any
+) -> None:
+    bend(run, CORRUPT, t=9.5)
+    wrong: dict[str, Any] = {"wrong": {1: "model"}, "wrong_at_start": "model"}
+    refused(run, "ReplicaMismatchError", steps=range(1, 7), published=(2, 4), **wrong)
+    judgement = judged(CORRUPT)
+    assert judgement.verdict is Verdict.DIVERGED
+    assert "attempt 1, right after the start" in judgement.reason

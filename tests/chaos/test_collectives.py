@@ -1,6 +1,6 @@
 """On real ranks: every call is seen, every fault of a call does what it says, and is found.
 
-What trials make of it is in `test_collective_trials`.
+What trials make of it is in `test_bending`.
 """
 
 from __future__ import annotations
@@ -291,6 +291,15 @@ def test_what_does_not_apply_to_a_call_leaves_it_as_it_is(
     run = steps("one_of_each", fault)
     assert run.completed
     assert why in records(run, "bent", 1)[0]["unable"]
+
+
+@pytest.mark.parametrize("of", ["result", "input"])
+def test_integers_that_cannot_become_nan_are_left_as_they_are(steps: Steps, of: str) -> None:
+    fault = f"garble rank=1 at=step:2/collective/all_reduce to=nan of={of}"
+    run = steps("whole_numbers", fault)
+    assert run.completed, run.attempts[0].output
+    (bent,) = records(run, "bent", 1)
+    assert "all_reduce has no payload that could become nan" in bent["unable"]
 
 
 def test_a_call_in_another_group_leaves_the_others_waiting(steps: Steps) -> None:

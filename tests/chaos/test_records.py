@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from evidence import Evidence
 from small_trials import experiment_of
 
 from seatrial.chaos.errors import FaultSyntaxError
@@ -56,19 +55,10 @@ def test_a_slow_shard_of_data_changes_nothing(try_data: Callable[..., Trial]) ->
     assert [(each.action, each.rank) for each in trial.run.strikes()] == [("delay", 1)]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "verdict"), [(3, Verdict.RECOVERED), (30, Verdict.NOT_EXERCISED)]
-)
-def test_a_delay_without_a_silence_is_not_exercised(
-    tmp_path: Path, seconds: int, verdict: Verdict
-) -> None:
-    # The rank says nothing more for the 4 s from the strike to the end of the attempt.
-    fault = f"delay rank=1 at=step:5/data seconds={seconds}"
-    runs = [Evidence(tmp_path / name) for name in ("reference", "run")]
-    for run in runs:
-        run.attempt(range(1, 7), published=(2, 4, 6), valid=(4, 6))
-    runs[1].strike(f"delay resume={seconds}")
-    assert runs[1].judged(runs[0], fault).verdict is verdict
+def test_a_delay_leaves_a_record_when_it_is_over(try_data: Callable[..., Trial]) -> None:
+    trial = try_data("delay rank=1 at=step:5/data/record seconds=0.3")
+    records = [each for each in trial.run.trace(1, 1) if each["kind"] == "delayed"]
+    assert [(each["fault"], each["seconds"]) for each in records] == [(0, 0.3)]
 
 
 def test_a_record_that_is_wrong_once_is_refused_and_read_again(

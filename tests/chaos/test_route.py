@@ -123,6 +123,36 @@ def test_what_is_wrong_in_a_leg_is_found_there(
     assert says in judgement.reason
 
 
+@pytest.mark.parametrize(
+    ("event", "began", "verdict"),
+    [
+        ("storage/read", False, Verdict.RECOVERED),
+        ("restore/load", False, Verdict.RECOVERED),
+        ("data", False, Verdict.NOT_EXERCISED),
+        ("storage/read", True, Verdict.NOT_EXERCISED),  # after a fresh start
+    ],
+)
+def test_a_rank_that_died_while_it_read_its_checkpoint_was_restoring(
+    tmp_path: Path, event: str, began: bool, verdict: Verdict
+) -> None:
+    reference, run = Evidence(tmp_path / "reference"), Evidence(tmp_path / "run")
+    reference.attempt(range(1, 7), published=(2, 4, 6), valid=(4, 6))
+    run.strike("kill", step=3)
+    run.attempt(range(1, 3), published=(2,), valid=(2,), **KILLED)
+    run.strike("kill", rank=0, fault=1, attempt=2, event=event, step=2)
+    exits = {1: 1, 0: -signal.SIGKILL}
+    silent = () if began else (0, 1)
+    run.attempt((), silent=silent, valid=(2,), **KILLED | {"exits": exits})
+    run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    leg = Leg(oracle=read_trajectory(reference.run))
+    judgement = run.judged(
+        reference,
+        f"kill rank=1 at=step:3/data; kill rank=0 at={event} attempt=2",
+        resharded=Resharded(route=Route((DP2, FSDP2, DP2)), legs=dict.fromkeys((1, 2, 3), leg)),
+    )
+    assert judgement.verdict is verdict, judgement.reason
+
+
 def test_a_leg_that_nothing_can_be_compared_with_never_passes(judged: Judge) -> None:
     judgement = judged(legs={})
     assert judgement.verdict is Verdict.UNRECOVERABLE

@@ -84,6 +84,7 @@ def test_a_label_names_actions_and_places() -> None:
         ("kill rank=1 at=restore; kill rank=0 at=restore", "nothing is restored"),
         ("kill rank=1 at=restore; kill rank=0 at=data attempt=2", "nothing is restored"),
         ("kill rank=1 at=data; kill rank=1 at=restore attempt=1", "nothing is restored"),
+        ("kill rank=1 at=data; kill rank=0 at=restore/quarantine", "nothing is quarantined"),
         ("kill rank=1 at=data attempt=2", "no attempt 2"),
         ("kill rank=1 at=data attempt=2; flip rank=1 at=step:6/data", "no attempt 2"),
         ("kill rank=1 at=data attempt=2; kill rank=1 at=data attempt=2", "no attempt 2"),
@@ -131,6 +132,7 @@ def test_a_fault_that_can_never_fire_is_refused(text: str, why: str) -> None:
         "kill rank=1 at=data; kill rank=0 at=data; kill rank=0 at=step:8/data attempt=3",
         "raise rank=* at=data; kill rank=0 at=data attempt=3",
         "terminate rank=1 at=step:11/data; kill rank=0 at=step:11/checkpoint",
+        "short rank=1 at=storage/write; kill rank=1 at=data; kill rank=0 at=restore/quarantine",
     ],
 )
 def test_a_fault_that_can_fire_is_accepted(text: str) -> None:

@@ -92,6 +92,32 @@ def test_a_stopped_rank_that_is_continued_finishes(supervise_program: SuperviseP
     assert attempt.ended_t - strike.t >= 0.3
 
 
+@pytest.mark.parametrize(
+    ("action", "where"),
+    [
+        ("garble", "in the step"),  # it cannot make ranks wait
+        ("garble", "after it"),
+        ("wrong-reduction", "after it"),  # it could, but all ranks completed the step
+    ],
+)
+def test_a_pause_after_a_bent_call_that_left_nobody_waiting_is_no_hang(
+    supervise_program: SuperviseProgram, action: str, where: str
+) -> None:
+    fault = f"{action} rank=1 at=step:2/collective/all_reduce"
+    run = supervise_program("pauses", fault, stopped_silence_s=0.5, where=where)
+    assert run.attempts[0].ending == "completed"
+    assert [record["unable"] for record in run.trace(1, 1) if record["kind"] == "bent"] == [""]
+
+
+@pytest.mark.parametrize("action", ["drop", "skip", "duplicate", "wrong-shape"])
+def test_ranks_that_a_bent_call_left_waiting_are_not_waited_for_as_long(
+    supervise_program: SuperviseProgram, action: str
+) -> None:
+    fault = f"{action} rank=1 at=step:3/collective/all_reduce"
+    run = supervise_program("pauses", fault, silence_s=3600.0, stopped_silence_s=1.0, where="")
+    assert run.attempts[0].ending != "completed"
+
+
 def test_a_job_that_hangs_by_itself_is_ended_by_the_silence_limit(
     supervise_program: SuperviseProgram,
 ) -> None:

@@ -68,6 +68,10 @@ def try_job(session: Session) -> TryJob:
         f"flip rank=0 at=step:5/data; {KILL}",
         f"remove rank=1 at=step:5/data part=objects; {KILL}",
         f"flip rank=1 at=step:5/data part=manifest; {KILL}",
+        f"flip rank=1 at=step:5/data; flip rank=1 at=step:5/data part=objects; {KILL}",
+        f"{KILL}; flip rank=1 at=restore/load attempt=2; kill rank=1 at=step:5/data attempt=2",
+        f"corrupt rank=1 at=step:4/storage/write; {KILL}; kill rank=0 at=restore/quarantine",
+        f"delay rank=0 at=step:5/data seconds=30; {KILL}",
     ],
 )
 def test_a_job_that_saves_everything_recovers(try_job: TryJob, schedule: str) -> None:

@@ -53,3 +53,10 @@ def test_a_route_is_killed_along_after_a_checkpoint_on_each_topology() -> None:
     assert str(first) == "kill rank=3 at=step:7/backward attempt=1"
     assert str(second) == "kill rank=1 at=step:12/backward attempt=2"
     require_possible(trial.schedule, replace(shape, later=route.sizes[1:]))
+
+
+def test_what_a_trial_needs_of_the_job_is_the_call_that_its_fault_is_for() -> None:
+    shape = Shape(world_size=2, ranks_per_node=2, steps=14, checkpoint_interval=5)
+    needs = {each.name: each.needs for each in bundled_trials(shape, seed=0, extras=False)}
+    assert (needs["skip[all_reduce]"], needs["reorder[buckets]"]) == ("all_reduce", "all_reduce")
+    assert (needs["drop[hang]"], needs["garble[gradient]"], needs["clean"]) == ("*", "*", "")

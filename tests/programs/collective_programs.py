@@ -253,3 +253,14 @@ def one_number(context: RankContext) -> Any:
         return [float(tensor)]
 
     return step
+
+
+def whole_numbers(context: RankContext) -> Any:
+    """A sum of integers."""
+
+    def step(number: int) -> list[int]:
+        tensor = torch.full((4,), number + context.rank)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    return step

@@ -51,8 +51,9 @@ class Evidence:
         attempt: int = 1,
         rank: int = 1,
         fault: int = 0,
-        step: int = 5,
+        step: int | None = 5,
         event: str = "data",
+        t: float | None = None,
     ) -> None:
         """Say that the ``fault``-th fault of the schedule struck."""
         words = text.split()
@@ -66,7 +67,7 @@ class Evidence:
                 event=event,
                 edge="before",
                 step=step,
-                t=10.0 * attempt,
+                t=10.0 * attempt if t is None else t,
                 resume=resume,
             ),
             persistent=True,
@@ -104,6 +105,7 @@ class Evidence:
         valid: Iterable[int] = (),
         damaged: Mapping[int, str] | None = None,
         damage: Iterable[int] = (),
+        rejected: Mapping[int, str] | None = None,
         wrong: Mapping[int, str] | None = None,
         wrong_at_start: str = "",
         silent: Iterable[int] = (),
@@ -118,8 +120,8 @@ class Evidence:
 
         ``wrong`` names a component that differs from that step on, ``wrong_at_start`` one that
         differs in the beginning; ``silent`` ranks leave no trace; ``changed`` replaces outputs of
-        (rank, step); ``damage`` are steps that a fault damaged; ``error`` is the class of the
-        exception that ended silent ranks.
+        (rank, step); ``damage`` are steps that a fault damaged; ``rejected`` says why a restore
+        passed over steps; ``error`` is the class of the exception that ended silent ranks.
         """
         number = len(self.attempts) + 1
         steps = list(steps)
@@ -130,7 +132,7 @@ class Evidence:
                 "began",
                 restored=restored,
                 source=source,
-                damaged=[],
+                damaged=list((rejected or {}).items()),
                 notes=[],
                 samples_per_epoch=SAMPLES,
                 fingerprint=state(rank, restored or 0, [wrong_at_start] if wrong_at_start else ()),

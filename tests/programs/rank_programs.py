@@ -35,6 +35,18 @@ def train(context: RankContext, arguments: Arguments) -> None:
         context.trace.record("did", step=step)
 
 
+def pauses(context: RankContext, arguments: Arguments) -> None:
+    """Three steps that are recorded as the loop does; in the second a pause, or after it a save."""
+    for step in range(1, 4):
+        with around("step", step=step):
+            dist.all_reduce(torch.ones(4))
+        if step == 2 and arguments["where"] == "in the step":
+            time.sleep(1.5)
+        context.trace.record("step", step=step)
+        if step == 2 and arguments["where"] == "after it":
+            time.sleep(1.5)
+
+
 def describe_environment(context: RankContext, arguments: Arguments) -> None:
     """Record what a script made for torchrun may rely on and what the job is told; then train."""
     names = (

@@ -134,18 +134,24 @@ def test_an_altered_operation_explains_the_failure_that_tells_of_it_and_no_other
 
 
 @pytest.mark.parametrize(
-    ("error", "causes", "expected"),
+    ("refusal", "error", "causes", "expected"),
     [
-        ("MyError", ("OSError",), Verdict.RECOVERED),
-        ("MyError", ("PermissionError",), Verdict.RECOVERED),
-        ("FileNotFoundError", (), Verdict.UNRECOVERABLE),
-        ("MyError", ("KeyError",), Verdict.UNRECOVERABLE),
+        ("EIO", "MyError", ("OSError",), Verdict.RECOVERED),
+        ("EACCES", "MyError", ("PermissionError",), Verdict.RECOVERED),
+        ("EIO", "MyError", ("PermissionError",), Verdict.UNRECOVERABLE),  # of another refusal
+        ("EIO", "FileNotFoundError", (), Verdict.UNRECOVERABLE),
+        ("EIO", "MyError", ("KeyError",), Verdict.UNRECOVERABLE),
     ],
 )
 def test_a_refusal_that_a_job_wraps_is_recognised_by_its_cause(
-    reference: Evidence, tmp_path: Path, error: str, causes: tuple[str, ...], expected: Verdict
+    reference: Evidence,
+    tmp_path: Path,
+    refusal: str,
+    error: str,
+    causes: tuple[str, ...],
+    expected: Verdict,
 ) -> None:
-    text = "fail rank=1 at=step:6/storage/write"
+    text = f"fail rank=1 at=step:6/storage/write error={refusal}"
     run = failed(tmp_path, text, t=11.0, message="cannot save", error=error, causes=causes)
     assert run.judged(reference, text).verdict is expected
 

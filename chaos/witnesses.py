@@ -1,0 +1,178 @@
+"""Who came upon what a fault changed: an error that tells of it, or a restore that met the damage.
+
+Guarantees: a witness names the very file that was changed, in the directory of its step, wherever
+more than one fault could be meant; an error that another fault raised is no witness.
+Does not: judge what the witness made of it. Called by `seatrial.chaos.effects`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+from seatrial.recovery.errors import NoValidCheckpointError
+
+from .actions import ERRORS, LIES
+from .case import Case
+from .fault import Fault
+from .ledger import Strike
+from .run import StoreState
+from .trace import Record
+
+_STEP = re.compile(r"step-(\d+)/")
+_INJECTED = "injected by the fault '"
+
+
+def alterations(case: Case, strike: Strike) -> list[Record]:
+    """What the fault of ``strike`` made of operations in that attempt."""
+    trace = case.run.trace(strike.attempt, strike.rank)
+    return [r for r in trace if r["kind"] == "operation" and r["fault"] == strike.fault]
+
+
+def was_noticed(case: Case, strike: Strike) -> bool:
+    """Whether a rank of the same attempt failed with an error that names what was changed."""
+    files = {
+        name
+        for record in alterations(case, strike)
+        if record["changed"]
+        for name in _names(str(record["file"]))
+    }
+    fault = case.schedule.faults[strike.fault]
+    return any(
+        file in message
+        for message in (str(error["message"]) for _, error in _errors_after(case, strike))
+        if _INJECTED not in message or _own_text(fault) in message
+        for file in files
+    )
+
+
+def was_told(case: Case, strike: Strike) -> bool:
+    """Whether a rank failed with the error that a ``fail`` raised, as it was or wrapped.
+
+    Wrapped in silence it is known only by its class: on the struck rank, or by an error that names
+    that rank, and if no later step shows that the job had dealt with it.
+    """
+    fault = case.schedule.faults[strike.fault]
+    own = type(OSError(ERRORS[fault.error], "")).__name__
+    went_on = went_on_after(case, strike, _last_step(case, strike))
+    for rank, error in _errors_after(case, strike):
+        message = str(error["message"])
+        if _own_text(fault) in message:
+            return True
+        concerns = rank == strike.rank or re.search(rf"\brank {strike.rank}\b", message)
+        if concerns and not went_on and own in cast(list[str], error["causes"]):
+            return True
+    return False
+
+
+def went_on_after(case: Case, strike: Strike, step: int) -> bool:
+    """Whether the struck rank completed a step after ``step`` in that attempt."""
+    return any(
+        record["kind"] == "step" and int(str(record["step"])) > step
+        for record in case.run.trace(strike.attempt, strike.rank)
+    )
+
+
+def was_met(case: Case, strike: Strike) -> bool:
+    """Whether a restore came upon the damage; what it made of it is for other checks."""
+    began = False
+    for record in case.run.trace(strike.attempt, strike.rank):
+        began = began or record["kind"] == "began"
+        if record["kind"] == "damage" and record["fault"] == strike.fault:
+            is_in_restore = not began and strike.attempt > 1
+            first = strike.attempt + (0 if is_in_restore else 1)
+            if _step_was_met(case, strike, record, first):
+                return True
+    return False
+
+
+def _step_was_met(case: Case, strike: Strike, damage: Record, first: int) -> bool:
+    """Whether the first restore of attempt ``first`` or later that could, met the damage."""
+    fault = case.schedule.faults[strike.fault]
+    damaged = int(str(damage["step"]))
+    for attempt in case.run.attempts[first - 1 :]:
+        before = case.run.attempts[attempt.number - 2].store
+        beginning = case.trajectory.beginning(attempt.number)
+        if beginning is None:
+            error = case.run.error_of(attempt)
+            if error is None or error["type"] != NoValidCheckpointError.__name__:
+                continue
+            if _is_told_of(case, damage, str(error["message"]), before):
+                return True
+            continue
+        if attempt.number == strike.attempt and beginning.restored == damaged:
+            continue  # damaged when it had been read
+        reasons = [reason for step, reason in beginning.damaged if step == damaged]
+        if reasons:
+            return _is_told_of(case, damage, " ".join(reasons), before)
+        # Of the first restore after the damage the newest checkpoint is the first candidate.
+        if damaged in before.damaged:
+            is_there = _is_told_of(case, damage, "", before)
+        else:
+            is_there = _is_unpublished(fault, damaged, before)
+        return is_there and damaged > (before.newest_valid or 0)
+    return False
+
+
+def _is_unpublished(fault: Fault, damaged: int, before: StoreState) -> bool:
+    is_removed = fault.action == "remove" and fault.part == "manifest"
+    return is_removed or (fault.action in LIES and damaged not in before.valid)
+
+
+def _is_told_of(case: Case, damage: Record, reasons: str, before: StoreState) -> bool:
+    """Whether the reasons for which a step was rejected are about this damage.
+
+    A reason need not name a file where only one fault damaged the step. A manifest's content is
+    found wrong without its name.
+    """
+    step = int(str(damage["step"]))
+    if len(_faults_that_damaged(case, step)) < 2:
+        return True
+    said = f"{reasons} {before.damaged.get(step, '')}"
+    names = _names(f"{damage['file']} {damage['change']}", step)
+    if any(name in said for name in names):
+        return True
+    is_manifest = "/manifest" in str(damage["file"])
+    return is_manifest and bool(said.strip()) and not _STEP.search(said)
+
+
+def _faults_that_damaged(case: Case, step: int) -> set[object]:
+    return {
+        record["fault"]
+        for _, _, trace in case.run.traces()
+        for record in trace
+        if record["kind"] == "damage" and record["step"] == step
+    }
+
+
+def _names(text: str, step: int | None = None) -> list[str]:
+    """The files in ``text`` from the directory of their step on, or only of one ``step``.
+
+    A swap changes two. A file that is in no step's directory is known by its own name.
+    """
+    number = r"\d+" if step is None else rf"0*{step}"
+    found = re.findall(rf"step-{number}/\S+", text)
+    return found or [text.split(" ")[0].rpartition("/")[2]]
+
+
+def _own_text(fault: Fault) -> str:
+    return f"{_INJECTED}{fault}'"
+
+
+def _last_step(case: Case, strike: Strike) -> int:
+    """The last step in which the fault altered an operation, as far as file names tell."""
+    files = [str(record["file"]) for record in alterations(case, strike)]
+    steps = [int(number) for file in files for number in _STEP.findall(file)]
+    return max([strike.step or 0, *steps])
+
+
+def _errors_after(case: Case, strike: Strike) -> list[tuple[int, Record]]:
+    """``(rank, error)`` of the ranks that failed after the strike."""
+    attempt = case.run.attempts[strike.attempt - 1]
+    ranks = range(case.run.ranks_of(strike.attempt))
+    errors = [(rank, case.run.error_of(attempt, rank)) for rank in ranks]
+    return [
+        (rank, error)
+        for rank, error in errors
+        if error is not None and float(str(error["t"])) >= strike.t
+    ]
