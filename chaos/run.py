@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -90,7 +91,8 @@ class Run:
 
     def trace(self, attempt: int, rank: int) -> list[Record]:
         """What one rank did in one attempt."""
-        return read_trace(trace_file(self.directory, attempt, rank))
+        path = trace_file(self.directory, attempt, rank)
+        return _read(path, path.stat().st_size if path.exists() else -1)
 
     def error_of(self, attempt: Attempt, rank: int | None = None) -> Record | None:
         """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.
@@ -131,8 +133,15 @@ def _load_attempt(values: dict[str, object]) -> Attempt:
         damaged={int(step): why for step, why in store["damaged"].items()},
         quarantined=tuple(store["quarantined"]),
         leftovers=tuple(store["leftovers"]),
+        lost=None if store.get("lost") is None else tuple(store["lost"]),
     )
     by_rank = {int(rank): status for rank, status in exits.items()}
     for name in ("strays", "litter", "calls", "stacks"):
         values[name] = tuple(values[name])  # type: ignore[arg-type]
     return Attempt(**values, exits=by_rank, store=state)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, size_bytes: int) -> list[Record]:
+    """Every question of the judge is asked of the same traces. They are only ever added to."""
+    return read_trace(path)

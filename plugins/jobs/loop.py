@@ -65,6 +65,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     state = job.build(context)
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
     consistency = Consistency(context.observer, timeout_s=context.timeout_s)
+    _KEPT.append(consistency)
     store = CheckpointStore(
         context.store,
         keep_last=settings.keep_last,
@@ -112,6 +113,10 @@ def _facts(context: RankContext, settings: LoopSettings) -> dict[str, object]:
         "backend": dist.get_backend(),
         "device": context.device.type,
     }
+
+
+_KEPT: list[Consistency] = []
+"""As long as the process: the end of a gloo group waits for its threads, 10 ms of every trial."""
 
 
 class _Preemption:
