@@ -62,8 +62,8 @@ class Volatile:
         """The file's bytes are durable now."""
         node = self._nodes.get(os.fstat(descriptor).st_ino)
         if node is not None:
-            size_bytes = os.fstat(descriptor).st_size
-            self._content(node).write_bytes(os.pread(descriptor, size_bytes, 0))
+            # Opened anew: the descriptor may be for writing alone, and the file without a name.
+            shutil.copyfile(f"/proc/self/fd/{descriptor}", self._content(node))
             self._dirty.discard(node)
             self._lengths.pop(node, None)
 

@@ -121,6 +121,18 @@ def test_a_second_power_loss_is_like_the_first(disk: PowerDisk) -> None:
         assert cut(disk) == [f"file{number} has 0 of {SIZE} bytes"]
 
 
+def test_a_file_that_is_overwritten_can_be_synced(simulated: PowerDisk) -> None:
+    """Opened for writing alone, as ``open(path, "wb")`` does."""
+    by_python(simulated.root / "file")
+    fsync_directory(simulated.root)
+    with (simulated.root / "file").open("wb") as file:
+        file.write(b"new")
+        file.flush()
+        os.fsync(file.fileno())
+    assert cut(simulated, "certain") == []
+    assert (simulated.root / "file").read_bytes() == b"new"
+
+
 def test_power_that_was_never_cut_is_not_restored(simulated: PowerDisk) -> None:
     assert simulated.restore_power() is None
     by_python(simulated.root / "file")
