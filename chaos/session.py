@@ -269,7 +269,6 @@ class Session:
     ) -> Run:
         directory.mkdir(parents=True, exist_ok=True)
         launcher = self._launcher(experiment)
-        self._cuts: set[tuple[int, int]] = set()
         assignment = Assignment(
             workload=experiment.workload,
             world=experiment.world,
@@ -278,7 +277,7 @@ class Session:
             limits=limits,
             store=store,
             directory=directory,
-            inspect=partial(self._look_at_store, Ledger(directory / "strikes")),
+            inspect=partial(self._look_at_store, Ledger(directory / "strikes"), set()),
             route=route,
         )
         try:
@@ -288,12 +287,15 @@ class Session:
             self._launchers.clear()  # the next trial gets another custodian
             raise
 
-    def _look_at_store(self, ledger: Ledger, store: str) -> StoreState:
-        """The store after an attempt, the power being back if it was cut."""
+    def _look_at_store(self, ledger: Ledger, seen: set[tuple[int, int]], store: str) -> StoreState:
+        """The store after an attempt, the power being back if it was cut.
+
+        ``seen`` are the cuts of this run that the power is back from.
+        """
         cuts = {(s.fault, s.attempt) for s in ledger.strikes() if s.action == "powercut"}
-        if self._disk is None or cuts <= self._cuts:
+        if self._disk is None or cuts <= seen:
             return _store_state(store)
-        self._cuts |= cuts
+        seen |= cuts
         lost = self._disk.restore_power()  # first: nothing can be seen without power
         if lost is None:
             return _store_state(store)
