@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import seatrial.plugins.session_plugin  # noqa: F401 - kept from one `configure_pytest` to the next
+
 RunPytest = Callable[..., pytest.RunResult]
 
 TINY = (
@@ -36,9 +38,22 @@ def run_pytest(
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
 
+    # Its plugin imports the whole of hypothesis at the end of every session: 0.8 s for nothing.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+
     def run(*arguments: str) -> pytest.RunResult:
         if arguments[:1] == ("tiny",):
             arguments = (*TINY, *arguments[1:])
         return pytester.runpytest_subprocess("-W", "error", *arguments, timeout=240)
+
+    return run
+
+
+@pytest.fixture
+def configure_pytest(pytester: pytest.Pytester, run_pytest: RunPytest) -> RunPytest:
+    """As `run_pytest`, in this process: for sessions that end before anything is started."""
+
+    def run(*arguments: str) -> pytest.RunResult:
+        return pytester.runpytest_inprocess("-W", "error", *arguments)
 
     return run

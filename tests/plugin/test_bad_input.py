@@ -91,13 +91,13 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
 )
 def test_an_option_that_cannot_be_used_is_refused_before_anything_starts(
     pytester: pytest.Pytester,
-    run_pytest: RunPytest,
+    configure_pytest: RunPytest,
     temporary: Path,
     options: list[str],
     words: list[str],
 ) -> None:
     (pytester.path / "file.txt").write_text("")
-    assert_refused(run_pytest("--chaos", "-p", "no:cacheprovider", *options), *words)
+    assert_refused(configure_pytest("--chaos", "-p", "no:cacheprovider", *options), *words)
     own = {"file.txt", "temporary", "stdout", "stderr"}  # the last two are pytester's
     left = [path.name for path in pytester.path.iterdir() if path.name not in own]
     assert [name for name in left if not name.startswith("runpytest-")] == []
