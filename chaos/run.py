@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -91,8 +90,7 @@ class Run:
 
     def trace(self, attempt: int, rank: int) -> list[Record]:
         """What one rank did in one attempt."""
-        path = trace_file(self.directory, attempt, rank)
-        return _read(path, path.stat().st_size if path.exists() else -1)
+        return read_trace(trace_file(self.directory, attempt, rank))
 
     def error_of(self, attempt: Attempt, rank: int | None = None) -> Record | None:
         """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.
@@ -139,9 +137,3 @@ def _load_attempt(values: dict[str, object]) -> Attempt:
     for name in ("strays", "litter", "calls", "stacks"):
         values[name] = tuple(values[name])  # type: ignore[arg-type]
     return Attempt(**values, exits=by_rank, store=state)  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=64)
-def _read(path: Path, size_bytes: int) -> list[Record]:
-    """Every question of the judge is asked of the same traces. They are only ever added to."""
-    return read_trace(path)

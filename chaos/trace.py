@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import lru_cache
 from pathlib import Path
 
 Record = dict[str, object]
@@ -25,20 +26,36 @@ class TraceWriter:
     def record(self, kind: str, /, **fields: object) -> None:
         """Append one record; ``kind`` is stored under ``kind`` and the time under ``t``."""
         line = json.dumps({"kind": kind, "t": time.monotonic(), **fields}, separators=(",", ":"))
-        os.write(self._file, line.encode() + b"\n")
+        os.write(self._file, line.encode() + b"\n")  # begins as `_beginning` says
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def read_trace(path: Path) -> list[Record]:
-    """All whole records of a trace, oldest first; an absent file is an empty trace."""
+    """All whole records of a trace, oldest first; an absent file is an empty trace.
+
+    The records are shared with whoever reads the same trace: they are not to be changed.
+    """
     try:
-        data = path.read_bytes()
+        status = path.stat()
+        return list(_whole_records(path, status.st_ino, status.st_mtime_ns, status.st_size))
     except FileNotFoundError:
         return []
+
+
+@lru_cache(maxsize=64)
+def _whole_records(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> list[Record]:
+    """Kept, because every question about a run is asked of the same traces."""
+    with path.open("rb") as file:
+        data = file.read(size_bytes)
     whole = data[: data.rfind(b"\n") + 1]
     return [json.loads(line) for line in whole.splitlines()]
+
+
+def _beginning(kind: str) -> bytes:
+    """How the line of every record of a kind begins, so that others need not be decoded."""
+    return b'{"kind":%s,' % json.dumps(kind).encode()
 
 
 def read_last(path: Path, kind: str, *, window_bytes: int = 65536) -> Record | None:
@@ -51,8 +68,9 @@ def read_last(path: Path, kind: str, *, window_bytes: int = 65536) -> Record | N
     except FileNotFoundError:
         return None
     lines = data[: data.rfind(b"\n") + 1].splitlines()
+    beginning = _beginning(kind)
     for line in reversed(lines if start == 0 else lines[1:]):
-        record: Record = json.loads(line)
-        if record["kind"] == kind:
+        if line.startswith(beginning):
+            record: Record = json.loads(line)
             return record
     return None

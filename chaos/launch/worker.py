@@ -135,8 +135,14 @@ def _work(plan: AttemptPlan, rank: int, trace: TraceWriter, observer: Observer) 
     )
     _load(plan.workload.entry)(context, plan.workload.arguments)
     probe("exit", "before")
+    if backend == "gloo":
+        _KEPT.append(dist.group.WORLD)
     dist.destroy_process_group()
     probe("exit", "after")
+
+
+_KEPT: list[object] = []
+"""As long as the process: the end of a gloo group waits for its threads, 20 ms of every trial."""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
