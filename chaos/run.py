@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from .launch.plan import trace_file
+from .launch.plan import network_file, trace_file
 from .ledger import Ledger, Strike
 from .trace import Record, read_trace
 
@@ -93,6 +93,10 @@ class Run:
         """What one rank did in one attempt."""
         path = trace_file(self.directory, attempt, rank)
         return _read(path, path.stat().st_size if path.exists() else -1)
+
+    def network(self, attempt: int) -> list[Record]:
+        """What the switch between the hosts saw in one attempt; nothing if there were no hosts."""
+        return read_trace(network_file(self.directory, attempt))
 
     def error_of(self, attempt: Attempt, rank: int | None = None) -> Record | None:
         """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.

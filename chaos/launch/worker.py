@@ -1,6 +1,7 @@
 """What one rank does, from its first instruction to its exit status, under every launcher.
 
-The custodian forks into `run_rank`; ``spawn`` and ``torchrun`` run this module as a program. The
+The custodian forks into `run_rank`; the others run this module as a program. Under ``hosts`` the
+process group meets over the network, as torchrun's environment says, and not by a file. The
 environment a job sees is torchrun's: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
 GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_RUN_ID.
 """
@@ -30,6 +31,7 @@ from seatrial.recovery.probe import listen, probe
 from seatrial.recovery.rng import seed_everything
 
 from ..collectives.bender import Bender
+from ..errors import LaunchError
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
@@ -175,10 +177,12 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     # Neither new_group nor DeviceMesh inherits the default group's timeout (they take 1800 s), so
     # the default itself is replaced for the life of this process.
     distributed_c10d._get_default_timeout = lambda backend: timeout
-    store = dist.FileStore(  # type: ignore[attr-defined]
-        str(Path(plan.directory) / "rendezvous"), plan.world.ranks
-    )
-    store.set_timeout(timeout)
+    store = None  # as the environment says
+    if not plan.hosts:
+        store = dist.FileStore(  # type: ignore[attr-defined]
+            str(Path(plan.directory) / "rendezvous"), plan.world.ranks
+        )
+        store.set_timeout(timeout)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
     )
@@ -193,6 +197,8 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
 
 def _set_environment(plan: AttemptPlan, rank: int) -> None:
     world = plan.world
+    if plan.hosts and int(os.environ["GROUP_RANK"]) != rank // world.ranks_per_node:
+        raise LaunchError(f"torchrun put rank {rank} on host {os.environ['GROUP_RANK']}")
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % world.ranks_per_node),
