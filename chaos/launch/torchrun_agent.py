@@ -51,6 +51,8 @@ def main() -> None:
     where = ["--standalone", "--nnodes=1"] if host is None else _on_host(plan, host)
     ranks = plan.world.ranks if host is None else plan.world.ranks_per_node
     options = [*where, f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    # Else it makes a directory in /tmp, and leaves it there.
+    options.append(f"--log-dir={plan.directory}/torchrun")
     failed = False
     try:
         run(parse_args([*options, "-m", "seatrial.chaos.launch.worker", sys.argv[1]]))

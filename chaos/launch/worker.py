@@ -177,7 +177,7 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     # Neither new_group nor DeviceMesh inherits the default group's timeout (they take 1800 s), so
     # the default itself is replaced for the life of this process.
     distributed_c10d._get_default_timeout = lambda backend: timeout
-    store = None  # as the environment says
+    store: dist.Store | None = None  # as the environment says
     if not plan.hosts:
         store = dist.FileStore(  # type: ignore[attr-defined]
             str(Path(plan.directory) / "rendezvous"), plan.world.ranks
@@ -244,6 +244,11 @@ def main() -> None:
     """``python -m seatrial.chaos.launch.worker PLAN [RANK PARENT]``; torchrun sets RANK instead."""
     plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
     die_with_parent(int(sys.argv[3]) if len(sys.argv) > 2 else os.getppid())
+    for name in ("torch._dynamo", *plan.workload.preload):
+        # What a forked rank finds imported; else a rank is silent in the middle of its work, and
+        # for as long. What cannot be imported fails where it is used.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     sys.exit(run_rank(plan, int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"])))
 
 
