@@ -27,12 +27,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..errors import LaunchError
 from ..inject import pid_file
+from ..network.namespaces import enter
 from ..network.process import SwitchProcess
 from ..powerloss.mounts import unmount_below
 from ..trace import read_last
@@ -89,7 +91,9 @@ class Custodian:
         try:
             match request["do"]:
                 case "warm":
-                    self._say(to=request["number"], unsafe=_warm_up(request["modules"]))
+                    needed = (_AGENT,) if request["method"] == "hosts" else _WARM
+                    unsafe = _warm_up([*needed, *request["modules"].split()])
+                    self._say(to=request["number"], unsafe=unsafe)
                 case "launch":
                     self._launch(request["method"], Path(request["plan"]))
                     self._say(to=request["number"])
@@ -110,7 +114,7 @@ class Custodian:
             return
         for rank in range(plan.world.ranks):
             if method == "fork":
-                pid = self._fork(plan, rank)
+                pid = self._fork(partial(_run_rank, plan, rank))
             else:
                 worker = "seatrial.chaos.launch.worker"
                 command = [worker, str(plan_file), str(rank), str(os.getpid())]
@@ -121,8 +125,7 @@ class Custodian:
         directory, each = Path(plan.directory), plan.world.ranks_per_node
         self._switch = SwitchProcess(directory, plan.network_file, plan.world.nodes)
         for host in range(plan.world.nodes):
-            command = [_AGENT, str(plan_file), str(host)]
-            pid = _start(command, directory, inside=self._switch.on_host(host))
+            pid = self._fork(partial(_run_agent, plan_file, host, self._switch.namespaces[host]))
             ranks = range(host * each, (host + 1) * each)
             self._watch(pid, _Runs(ranks, agent=True, host=host))
 
@@ -131,7 +134,8 @@ class Custodian:
         self._running[pid] = (pidfd, runs)
         self._selector.register(pidfd, selectors.EVENT_READ, pid)
 
-    def _fork(self, plan: AttemptPlan, rank: int) -> int:
+    def _fork(self, run: Callable[[], int]) -> int:
+        """A child that runs ``run`` in the warm image, and leaves with the status it returns."""
         custodian = os.getpid()
         pid = os.fork()
         if pid:
@@ -146,10 +150,7 @@ class Custodian:
             self._selector.close()
             for pidfd, _ in self._running.values():
                 os.close(pidfd)
-            from .worker import leave, run_rank
-
-            status = run_rank(plan, rank)
-            leave(status)
+            status = run()
         finally:
             os._exit(status)
 
@@ -175,9 +176,11 @@ class Custodian:
             # A switch that is gone has nothing to show, and the judge will say so.
             with contextlib.suppress(LaunchError, OSError):
                 self._switch.look()
-            self._switch = None
         strays = [] if self._running else [command_line(pid) for pid in _lasting(own, ours)]
         kill_descendants(own)
+        if self._switch is not None:
+            self._switch.forget()
+            self._switch = None
         for pidfd, _ in self._running.values():
             self._selector.unregister(pidfd)
             os.close(pidfd)
@@ -188,9 +191,35 @@ class Custodian:
         return strays
 
 
-def _warm_up(modules: str) -> str:
+def _run_rank(plan: AttemptPlan, rank: int) -> int:
+    from .worker import leave, run_rank
+
+    status = run_rank(plan, rank)
+    leave(status)
+    return status
+
+
+def _run_agent(plan_file: Path, host: int, namespace: str) -> int:
+    with (plan_file.parent / "launch.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        enter(namespace)
+        from .torchrun_agent import run_agent
+
+        run_agent(plan_file, host)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _warm_up(modules: Collection[str]) -> str:
     """Import what ranks need; returns why this process must not be forked, or nothing."""
-    for name in (*_WARM, *modules.split()):
+    for name in modules:
         module = importlib.import_module(name)
         # What a job's module wants to have done once, not by every rank of every attempt.
         getattr(module, "warm_up", lambda: None)()
@@ -215,11 +244,11 @@ def _lasting(pid: int, ours: Collection[int]) -> list[int]:
     return sorted(found)
 
 
-def _start(command: list[str], directory: Path, *, inside: Collection[str] = ()) -> int:
-    """Run a module with arguments; ``inside`` is what the command must begin with."""
+def _start(command: list[str], directory: Path) -> int:
+    """Run a module with arguments in a fresh interpreter."""
     with (directory / "launch.log").open("ab") as log:
         process = subprocess.Popen(
-            [*inside, sys.executable, "-m", *command],
+            [sys.executable, "-m", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

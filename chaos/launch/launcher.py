@@ -122,9 +122,10 @@ class LocalLauncher:
                 start_new_session=True,
                 env=_environment(scratch[0]),
             )
-        if method == "fork":
+        if method in ("fork", HOSTS):
+            modules = " ".join(preload) if method == "fork" else ""
             try:
-                reason = self._ask(do="warm", modules=" ".join(preload))["unsafe"]
+                reason = self._ask(do="warm", method=method, modules=modules)["unsafe"]
             except LaunchError as error:
                 self.close()
                 said = str(error).partition("\n")[0]
@@ -132,6 +133,9 @@ class LocalLauncher:
                     raise
                 said = said.removeprefix("warm: ")
                 raise UsageError(f"the job's module cannot be imported: {said}") from error
+            if reason and method == HOSTS:
+                self.close()
+                raise LaunchError(f"torchrun's agents cannot be forked: {reason}")
             if reason:
                 self.method = "spawn"
                 self.note = f"ranks are spawned, not forked: {reason}"

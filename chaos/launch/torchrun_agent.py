@@ -26,10 +26,14 @@ from .processes import die_with_parent
 
 
 def main() -> None:
-    """``python -m seatrial.chaos.launch.torchrun_agent PLAN [HOST]``"""
+    """``python -m seatrial.chaos.launch.torchrun_agent PLAN``"""
     die_with_parent(os.getppid())
-    plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
-    host = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    run_agent(Path(sys.argv[1]))
+
+
+def run_agent(plan_file: Path, host: int | None = None) -> None:
+    """Run the attempt, or what of it is on ``host``, to its end, in a process of its own."""
+    plan = AttemptPlan.from_json(plan_file.read_text())
     exits: dict[int, int] = {}
     close = SubprocessContext._close
 
@@ -55,7 +59,7 @@ def main() -> None:
     options.append(f"--log-dir={plan.directory}/torchrun")
     failed = False
     try:
-        run(parse_args([*options, "-m", "seatrial.chaos.launch.worker", sys.argv[1]]))
+        run(parse_args([*options, "-m", "seatrial.chaos.launch.worker", str(plan_file)]))
     except ChildFailedError:
         failed = True
     _write(exits_file(plan, host), exits if failed else None)

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -177,14 +178,15 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     # Neither new_group nor DeviceMesh inherits the default group's timeout (they take 1800 s), so
     # the default itself is replaced for the life of this process.
     distributed_c10d._get_default_timeout = lambda backend: timeout
-    store: dist.Store | None = None  # as the environment says
+    where: dict[str, Any] = {}  # as the environment says
     if not plan.hosts:
         store = dist.FileStore(  # type: ignore[attr-defined]
             str(Path(plan.directory) / "rendezvous"), plan.world.ranks
         )
         store.set_timeout(timeout)
+        where["store"] = store
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
+        backend, rank=rank, world_size=plan.world.ranks, timeout=timeout, **where
     )
     if backend == "gloo":
         # A rank is connected as soon as its peer's kernel has taken the connection. One that left

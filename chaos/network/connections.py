@@ -34,7 +34,9 @@ def connections(hosts: Sequence[Namespace], host: int) -> list[Connection]:
     found = []
     said = hosts[host].run("ss", "-Htn", "state", "connected", *_to(others))
     for line in said.splitlines():
-        state, _, unheard, local, peer = line.split()[:5]
+        # A socket that speaks IPv6 shows IPv4 addresses as [::ffff:10.77.0.101].
+        plain = line.replace("[::ffff:", "").replace("]", "")
+        state, _, unheard, local, peer = plain.split()[:5]
         is_rendezvous = f":{RENDEZVOUS_PORT}" in (local[-6:], peer[-6:])
         if not is_rendezvous and state != "TIME-WAIT":
             found.append(Connection(local, peer, state, int(unheard)))

@@ -102,6 +102,19 @@ def enter_new_namespace() -> Namespace:
     return Namespace(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
 
 
+def enter(path: str) -> None:
+    """Move this process, which must have one thread, to the network namespace at ``path``.
+
+    Raises:
+        OSError: there is none, or this process may not.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path) as namespace:
+        if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"setns: {os.strerror(code)}")
+
+
 def _send_all(number: signal.Signals, pids: set[int] | list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Starting the switch, and putting processes on its hosts. For the custodian; torch-free."""
+"""Starting the switch. For the custodian; torch-free."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..errors import LaunchError
-from .control import ask
+from .control import SOCKET, ask
 
 _START_S = 60.0
 
@@ -44,14 +45,17 @@ class SwitchProcess:
         with process.stdout as said:
             ready = select.select([said], [], [], _START_S)[0]
             line = said.readline() if ready else b""
-        answer = json.loads(line) if line else {"failed": "it said nothing; see launch.log"}
+        answer: dict[str, Any] = (
+            json.loads(line) if line else {"failed": "it said nothing; see launch.log"}
+        )
         if "failed" in answer:
             raise LaunchError(f"the hosts' network cannot be made: {answer['failed']}")
-        self._namespaces: list[str] = answer["hosts"]
+        self.namespaces: list[str] = answer["hosts"]
+        """Paths of the hosts' namespaces; see `seatrial.chaos.network.namespaces.enter`."""
 
-    def on_host(self, host: int) -> list[str]:
-        """What a command must begin with to run on ``host``."""
-        return ["nsenter", f"--net={self._namespaces[host]}", "--"]
+    def forget(self) -> None:
+        """Remove what a switch that has been killed leaves in the directory."""
+        (self._directory / SOCKET).unlink(missing_ok=True)
 
     def look(self) -> None:
         """Have the switch write down what is to be seen of the network now.

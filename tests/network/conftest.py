@@ -51,6 +51,10 @@ class Network:
     def seen(self) -> list[Record]:
         return read_trace(self._trace)
 
+    def on_host(self, host: int) -> list[str]:
+        """What a command must begin with to run on a host."""
+        return ["nsenter", f"--net={self.process.namespaces[host]}", "--"]
+
     def connect(self, here: int, there: int, *, port: int = 5000) -> list[socket.socket]:
         """Both ends of a connection from one host to another: first the one that is ``here``."""
         with self._socket_on(there) as listener:
@@ -70,7 +74,7 @@ class Network:
 
         def make() -> None:
             libc = ctypes.CDLL(None, use_errno=True)
-            with open(self.process.on_host(host)[1].removeprefix("--net=")) as namespace:
+            with open(self.process.namespaces[host]) as namespace:
                 assert libc.setns(namespace.fileno(), _CLONE_NEWNET) == 0
             made.append(socket.socket())
             made[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

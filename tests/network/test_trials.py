@@ -34,7 +34,9 @@ def experiment() -> Experiment:
     """Six steps of the tiny job on two hosts, a checkpoint after every second one."""
     small = experiment_of("tiny_job:TinyJob", {}, steps=6)
     world = World(ranks=2, nodes=2, topology="dp2", device="cpu")
-    return replace(small, world=world, launcher="hosts")
+    # Cold ranks import no more than they need.
+    workload = replace(small.workload, preload=("seatrial.plugins.jobs.loop", "tiny_job"))
+    return replace(small, workload=workload, world=world, launcher="hosts")
 
 
 @pytest.fixture(scope="module")
