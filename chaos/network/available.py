@@ -49,6 +49,6 @@ def require_hosts(hosts: int) -> None:
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"status {done.returncode}"
         raise UsageError(
-            f"--chaos-launcher hosts: this kernel has no network namespaces, veth, bridge or "
-            f"pfifo: {said}"
+            "--chaos-launcher hosts needs network namespaces, veth, bridge and pfifo, which this "
+            f"machine does not give: {said}"
         )

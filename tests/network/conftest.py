@@ -24,7 +24,7 @@ HOSTS = 3
 _CLONE_NEWNET = 0x40000000
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def available() -> None:
     """Skips where this machine cannot be several hosts."""
     try:
@@ -94,7 +94,7 @@ class Network:
 
 
 @pytest.fixture
-def network(tmp_path: Path) -> Iterator[Network]:
+def network(available: None, tmp_path: Path) -> Iterator[Network]:
     network = Network(tmp_path)
     yield network
     network.close()

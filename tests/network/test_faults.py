@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from evidence import Evidence
 
-from seatrial.chaos.errors import FaultSyntaxError, ImpossibleFaultError
+from seatrial.chaos.errors import FaultSyntaxError, ImpossibleFaultError, UsageError
 from seatrial.chaos.fault import Fault
 from seatrial.chaos.launch.plan import World, network_file
+from seatrial.chaos.network.available import require_hosts
 from seatrial.chaos.network.evidence import cut_off
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.trace import TraceWriter
 from seatrial.chaos.verdict import Judgement, Verdict
+from seatrial.plugins.options import ChaosOptions, override
 from seatrial.plugins.preflight import bundled_trials
 
 SHAPE = Shape(world_size=4, ranks_per_node=2, steps=14, checkpoint_interval=5, hosts=True)
@@ -156,3 +158,29 @@ def test_a_host_that_was_cut_off_is_named_with_its_ranks() -> None:
         "host 1 (ranks 2, 3) heard nobody: what was sent to it was lost; 2 connections wait for it"
     )
     assert cut_off([CUT, KEPT, HEALED], world) == ""
+
+
+def test_hosts_that_cannot_be_made_are_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match=r"joins 2 to 99 hosts: .*, which is 100"):
+        require_hosts(100)
+    monkeypatch.setattr("seatrial.chaos.network.available._PROGRAMS", {"no-such-ip": "iproute9"})
+    with pytest.raises(UsageError, match=r"hosts needs no-such-ip \(iproute9 on Debian\)"):
+        require_hosts(2)
+    monkeypatch.setattr("seatrial.chaos.network.available._PROGRAMS", {})
+    monkeypatch.setattr("seatrial.chaos.network.available._TRIAL", "ip link add x type no-such")
+    with pytest.raises(
+        UsageError, match=r"which this machine does not give: .*Unknown device type"
+    ):
+        require_hosts(2)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(UsageError, match="needs root"):
+        require_hosts(2)
+
+
+def test_hosts_need_a_store_that_they_reach() -> None:
+    with pytest.raises(UsageError, match="must be a directory, and not 's3://bucket/x'"):
+        override(
+            ChaosOptions(store="s3://bucket/x"), {"launcher": "hosts", "nodes": 2}, beside=Path()
+        )

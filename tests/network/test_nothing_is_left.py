@@ -48,7 +48,7 @@ def everybody() -> list[int]:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def running(available: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A pytest in a trial on two hosts, and its temporary directory."""
     temporary, log = tmp_path / "temporary", tmp_path / "built"
     temporary.mkdir()
@@ -72,20 +72,42 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
         process.wait()
 
 
-@pytest.mark.parametrize("victims", ["pytest", "pytest and its custodian"])
 def test_a_pytest_that_is_killed_leaves_nothing(
-    running: tuple[subprocess.Popen[bytes], Path], victims: str
+    running: tuple[subprocess.Popen[bytes], Path],
 ) -> None:
     process, temporary = running
     below = descendants(process.pid)
     assert len(below) >= 6  # the custodian, the switch, and for each host its agent and its rank
     made = namespaces(below)
     assert len(made) == 3  # of two hosts and the switch
-    os.kill(process.pid, signal.SIGKILL)
-    if victims != "pytest":
-        os.kill(below[0], signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in below), f"{below} are gone")
     assert not made & namespaces(everybody())
-    if victims == "pytest":  # else nobody is left to remove files
-        wait_until(lambda: not list(temporary.iterdir()), "the temporary directory is empty")
+    wait_until(lambda: not list(temporary.iterdir()), "the temporary directory is empty")
+
+
+_CUSTODIAN = """
+import sys, time
+from pathlib import Path
+from seatrial.chaos.network.process import SwitchProcess
+
+directory = Path(sys.argv[1])
+print(SwitchProcess(directory, directory / "network.jsonl", 2).pid, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.usefixtures("available")
+def test_the_switch_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _CUSTODIAN, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        switch = int(process.stdout.readline())
+        try:
+            made = namespaces([switch])
+            assert len(made) == 3
+        finally:
+            process.kill()
+    wait_until(lambda: not is_alive(switch), "the switch is gone")
+    assert not made & namespaces(everybody())
