@@ -160,6 +160,7 @@ def test_a_host_that_was_cut_off_is_named_with_its_ranks() -> None:
     assert cut_off([CUT, KEPT, HEALED], world) == ""
 
 
+@pytest.mark.usefixtures("available")
 def test_hosts_that_cannot_be_made_are_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,6 +180,7 @@ def test_hosts_that_cannot_be_made_are_refused_in_a_sentence(
         require_hosts(2)
 
 
+@pytest.mark.usefixtures("available")
 def test_hosts_need_a_store_that_they_reach() -> None:
     with pytest.raises(UsageError, match="must be a directory, and not 's3://bucket/x'"):
         override(

@@ -173,6 +173,7 @@ def test_there_is_no_switch_where_there_are_no_hosts(tmp_path: Path) -> None:
         ask(tmp_path, do="look")
 
 
+@pytest.mark.usefixtures("available")
 def test_the_switch_may_be_asked_from_any_depth_of_directories(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 100) / ("y" * 100)
     deep.mkdir(parents=True)
