@@ -143,7 +143,8 @@ def _longest_gaps_s(run: Run) -> tuple[float, float]:
 
     How long they took to start is none of it: the supervisor waits for that otherwise.
     """
-    traces = [[float(str(record["t"])) for record in trace] for _, _, trace in run.traces()]
+    found = ([float(str(record["t"])) for record in trace] for _, _, trace in run.traces())
+    traces = [times for times in found if times]
     all_run = max(min(times) for times in traces)
     times = sorted(t for times in traces for t in times if t >= all_run)
     between = max((after - before for before, after in pairwise(times)), default=0.0)

@@ -246,9 +246,10 @@ def main() -> None:
     """``python -m seatrial.chaos.launch.worker PLAN [RANK PARENT]``; torchrun sets RANK instead."""
     plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
     die_with_parent(int(sys.argv[3]) if len(sys.argv) > 2 else os.getppid())
-    for name in ("torch._dynamo", *plan.workload.preload):
-        # What a forked rank finds imported; else a rank is silent in the middle of its work, and
-        # for as long. What cannot be imported fails where it is used.
+    modules = plan.workload.preload
+    for name in ("torch._dynamo", *modules) if modules else ():
+        # What a forked rank finds imported. It would else be silent in the midst of its work, and
+        # look hung. What cannot be imported fails where it is used.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     sys.exit(run_rank(plan, int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"])))
