@@ -1,7 +1,8 @@
 """Every kind of fault: what it does, at which events, and which options it takes.
 
-Four families: what happens to a rank's process or machine, to the newest checkpoint at rest, to a
-single operation of the storage or a record of the data, and to a collective or a message.
+Five families: what happens to a rank's process or machine, to a host and its link, to the newest
+checkpoint at rest, to a single operation of the storage or a record of the data, and to a
+collective or a message.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 from dataclasses import dataclass
 
 from .events import EVENTS, STORAGE
+from .network.layout import WAYS
 from .powerloss.volatile import SURVIVES
 
 CHANGES = ("write", "commit", "publish", "rename", "delete")
@@ -52,6 +54,16 @@ _PROCESS = (
            ("record",)),
 )  # fmt: skip
 
+_HOST = (
+    Action(
+        "partition",
+        "a host's link is cut, or loses one way; heal=SECONDS mends it",
+        ("way", "heal"),
+    ),
+    Action("reset", "all connections of a host to others are reset"),
+    Action("crash", "all processes of a host are killed at once, torchrun's agent too"),
+)
+
 _AT_REST = (
     Action("tear", "the rank's file in the newest checkpoint loses its second half", ("part",)),
     Action("flip", "one bit of the rank's file in the newest checkpoint flips", ("part",)),
@@ -90,8 +102,11 @@ _COLLECTIVE = (
     Action("drop", "a call is not made, and whoever waits for it waits for ever"),
 )
 
-ACTIONS = {action.name: action for action in (*_PROCESS, *_AT_REST, *_OPERATION, *_COLLECTIVE)}
+_ALL = (*_PROCESS, *_HOST, *_AT_REST, *_OPERATION, *_COLLECTIVE)
+ACTIONS = {action.name: action for action in _ALL}
 """Every action by name."""
+NETWORK = tuple(action.name for action in _HOST)
+"""Actions on a whole host, which the switch between hosts carries out."""
 
 DAMAGE = tuple(action.name for action in _AT_REST)
 LIES = ("lose", "short", "corrupt", "stale", "late")
@@ -110,6 +125,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "size": ("same", "other"),
     "of": ("result", "input"),
     "to": ("bit", "nan", "inf"),
+    "way": WAYS,
 }
 """What the options may be that have few values."""
 OWN_OPTIONS = tuple(dict.fromkeys(o for action in ACTIONS.values() for o in action.options))

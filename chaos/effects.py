@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import cast
 
-from .actions import BENDING, DAMAGE, DATA, LIES
+from .actions import BENDING, DAMAGE, DATA, LIES, NETWORK
 from .case import Case
 from .errors import InjectedError
 from .fault import Fault
 from .ledger import Strike
+from .network.evidence import no_effect
 from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
@@ -55,7 +56,7 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
         strike = own[effects.index(False) if False in effects else 0]
         yield (
             f"the fault '{fault}' fired on rank {strike.rank} in attempt {strike.attempt} "
-            f"but changed nothing: {_instead(run, strike)}"
+            f"but changed nothing: {_instead(run, fault, strike)}"
         )
 
 
@@ -64,6 +65,8 @@ def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
     run = case.run
     if _was_missed(run, fault, strike):
         return False
+    if fault.action in NETWORK:
+        return not no_effect(run, fault, strike)
     if fault.action == "stop":
         return _was_stopped(run, fault, strike)
     if fault.action == "delay":
@@ -126,14 +129,19 @@ def ended_by_operation(case: Case, strike: Strike) -> bool:
 
 
 def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:
-    """Whether the signal found no process: the rank had not started, or was gone."""
+    """Whether the signal found no process, which had not started or was gone, or no switch."""
+    return bool(_missed(run, fault, strike))
+
+
+def _missed(run: Run, fault: Fault, strike: Strike) -> list[Record]:
     attempt = strike.attempt
-    return any(
-        record["kind"] == "missed" and record["fault"] == str(fault)
+    return [
+        record
         for rank in range(run.ranks_of(attempt))
         for record in run.trace(attempt, rank)
+        if record["kind"] == "missed" and record["fault"] == str(fault)
         if record.get("rank") == strike.rank
-    )
+    ]
 
 
 def _error(run: Run, strike: Strike) -> Record | None:
@@ -169,7 +177,10 @@ def _was_silent(run: Run, strike: Strike, seconds: float) -> bool:
     return any(later - earlier >= 0.9 * seconds for earlier, later in pairwise(after))
 
 
-def _instead(run: Run, strike: Strike) -> str:
+def _instead(run: Run, fault: Fault, strike: Strike) -> str:
+    if fault.action in NETWORK:
+        why = (r["why"] for r in _missed(run, fault, strike) if "why" in r)
+        return str(next(why, None) or no_effect(run, fault, strike))
     attempt = run.attempts[strike.attempt - 1]
     status = attempt.exits.get(strike.rank)
     if status is None:

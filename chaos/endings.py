@@ -24,4 +24,7 @@ def can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
         return refused_a_record(case.run, attempt.number, strike.rank)
     if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
         return ended_by_operation(case, strike)
-    return strike.resume is None or strike.t + strike.resume > attempt.ended_t
+    lasts_s = strike.resume
+    if strike.action == "partition" and lasts_s is not None:
+        lasts_s = 2 * lasts_s + 1  # TCP tries again ever more rarely, and after that at the latest
+    return lasts_s is None or strike.t + lasts_s > attempt.ended_t

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
+from .launch.launcher import HOSTS
 from .launch.plan import Workload, World
 from .schedule import Shape
 
@@ -43,6 +44,7 @@ class Experiment:
             object_store=self.object_store,
             powerloss=self.powerloss,
             topology=self.world.topology,
+            hosts=self.launcher == HOSTS,
         )
 
     @property

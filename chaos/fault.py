@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from .actions import ACTIONS, ALWAYS, BENDING, CHOICES, OWN_OPTIONS
+from .actions import ACTIONS, ALWAYS, BENDING, CHOICES, NETWORK, OWN_OPTIONS
 from .errors import FaultSyntaxError
 from .events import COLLECTIVE, RECORD, STORAGE, At
 from .powerloss.volatile import Survives
@@ -51,6 +51,9 @@ class Fault:
         size: whether the other dtype of ``wrong-dtype`` has the ``same`` size or an ``other``.
         of: whether ``garble`` changes the ``result`` that the rank sees, or its own ``input``.
         to: whether ``garble`` flips a ``bit`` of the element or makes it ``nan`` or ``inf``.
+        way: what a ``partition`` loses of the host's packets: ``both`` ways, what goes ``out``, or
+            what comes ``in``.
+        heal: seconds after which it is over, above 0; with the attempt if None.
     """
 
     action: str
@@ -81,6 +84,8 @@ class Fault:
     size: str = "same"
     of: str = "result"
     to: str = "bit"
+    way: str = "both"
+    heal: float | None = None
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -108,7 +113,7 @@ class Fault:
                 raise FaultSyntaxError(f"{option}={seconds} should be a number of seconds")
         if self.action == "delay" and not self.seconds:
             raise FaultSyntaxError("seconds=0 delays nothing: it should be above 0")
-        for option in ("rate", "tail"):
+        for option in ("rate", "tail", "heal"):
             value = getattr(self, option)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise FaultSyntaxError(f"{option}={value} should be a number above 0")
@@ -151,6 +156,8 @@ class Fault:
             raise FaultSyntaxError("swap: the manifest is one file for all ranks")
         if self.action == "powercut" and self.rank is not None:
             raise FaultSyntaxError("powercut strikes a whole machine: say rank=* or node=N")
+        if self.action in NETWORK and self.node is None:
+            raise FaultSyntaxError(f"{self.action} strikes a whole host: say node=N")
         if self.action == "spoil" and (self.when, self.at.name) != ("before", RECORD):
             raise FaultSyntaxError(f"spoil strikes before at={RECORD}, where a record is in hand")
         if self.action in BENDING and self.when == "after":
@@ -309,6 +316,8 @@ _READERS: dict[str, Callable[[str], object]] = {
     "size": str,
     "of": str,
     "to": str,
+    "way": str,
+    "heal": _seconds,
 }
 
 

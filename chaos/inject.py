@@ -3,8 +3,9 @@
 Guarantees: an event is in the trace before any fault strikes at it; a strike is in the ledger
 before it happens; counting is exact and per rank, and starts anew in every attempt. Signals aimed
 at several ranks are sent by the first of them that reaches the event, itself last, as when a whole
-node is lost. Runs inside the rank, in the thread that announces the event; threads share counts,
-and each has a step of its own, so that a save in the background and the training do not mix theirs.
+node is lost; so is what the switch between hosts is asked for. Runs inside the rank, in the
+thread that announces the event; threads share counts, and each has a step of its own, so that a
+save in the background and the training do not mix theirs.
 
 Operations of the storage come by `Injector.due`: those that no fault waits for are not traced, and
 faults that alter one are handed back to whoever carries it out (`seatrial.chaos.storage`).
@@ -22,13 +23,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .actions import ALWAYS, BENDING, DAMAGE
+from .actions import ALWAYS, BENDING, DAMAGE, NETWORK
 from .damage import damage_newest
-from .errors import InjectedError
+from .errors import InjectedError, LaunchError
 from .events import COLLECTIVE
 from .exhaust import exhaust_memory
 from .fault import Fault
 from .ledger import Ledger, Strike
+from .network.control import ask
 from .powerloss.control import cut_from_rank
 from .schedule import Schedule
 from .trace import TraceWriter
@@ -201,7 +203,7 @@ class Injector:
 
     def _strike(self, index: int, fault: Fault, moment: _Moment) -> None:
         own = self._position.rank
-        together = fault.action in _SIGNALS
+        together = fault.action in (*_SIGNALS, *NETWORK)
         claimed: list[int] = []
         for rank in self._targets[index] if together else (own,):
             strike = self._describe(index, fault, rank, moment)
@@ -213,7 +215,9 @@ class Injector:
         if not claimed and not fault.is_in_the_data:
             return
         self._trace.record("strike", fault=str(fault), ranks=claimed)
-        if together:
+        if fault.action in NETWORK:
+            self._ask_switch(index, fault, claimed)
+        elif together:
             self._signal_all(fault, claimed)
         elif fault.action in DAMAGE:
             what = damage_newest(self._position.store, fault, own, seed=self._schedule.seed + index)
@@ -250,7 +254,11 @@ class Injector:
         return fault.seconds * chance.paretovariate(fault.tail)
 
     def _describe(self, index: int, fault: Fault, rank: int, moment: _Moment) -> Strike:
-        lasts_s = {"stop": fault.resume, "delay": self.delay_s(index, fault)}
+        lasts_s = {
+            "stop": fault.resume,
+            "partition": fault.heal,
+            "delay": self.delay_s(index, fault),
+        }
         return Strike(
             fault=index,
             action=fault.action,
@@ -264,6 +272,15 @@ class Injector:
             # Of several operations in a row it is not known when they are over.
             resume=lasts_s.get(fault.action) if fault.times == 1 else None,
         )
+
+    def _ask_switch(self, index: int, fault: Fault, ranks: list[int]) -> None:
+        """Have the switch between hosts strike; what it did is in its own trace."""
+        request = {"do": fault.action, "fault": index, "host": fault.node}
+        try:
+            ask(self._position.pids, **request, way=fault.way, heal=fault.heal)
+        except (OSError, LaunchError) as error:
+            for rank in ranks:
+                self._trace.record("missed", fault=str(fault), rank=rank, why=str(error))
 
     def _signal_all(self, fault: Fault, ranks: list[int]) -> None:
         """Signal every rank, this one last."""

@@ -26,6 +26,7 @@ _FIRST_SILENCE_S = 60.0
 _SILENCE_S_MIN = 30.0  # a busy disk holds an fsync for seconds, and that is no hang
 _STOPPED_S_MIN = 3.0
 _FACTOR = 20.0
+_LEAVING_FACTOR = 3.0
 
 _SAID_TO_USERS = {"UsageError", "TopologyError", "StateError", "DamagedRecordError"}
 """Errors whose message is a sentence for the user: a traceback would only hide it."""
@@ -59,12 +60,14 @@ def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) ->
         if not (directory / "pace").exists():
             _compute(experiment, directory, run_clean)
     run = load_run(directory / "first")
-    pace_s = _FACTOR * float((directory / "pace").read_text())
+    between_s, leaving_s = map(float, (directory / "pace").read_text().split())
+    pace_s = _FACTOR * between_s
     return Reference(
         run=run,
         trajectory=read_trajectory(run),
-        silence_s=max(_SILENCE_S_MIN, pace_s),
-        stopped_silence_s=max(_STOPPED_S_MIN, pace_s),
+        silence_s=max(_SILENCE_S_MIN, pace_s, _FACTOR * leaving_s),
+        # Ranks that hang do not leave; those that do all the same are given some time.
+        stopped_silence_s=max(_STOPPED_S_MIN, pace_s, _LEAVING_FACTOR * leaving_s),
         store=directory / "first-store",
     )
 
@@ -95,7 +98,7 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
         raise
     for name in ("second", "second-store"):
         shutil.rmtree(directory / name, ignore_errors=True)
-    (directory / "pace").write_text(str(_longest_gap_s(first)))
+    (directory / "pace").write_text(" ".join(map(str, _longest_gaps_s(first))))
 
 
 def finished(run: Run) -> Run:
@@ -135,8 +138,14 @@ def _require_equal(experiment: Experiment, first: Run, second: Run) -> None:
             )
 
 
-def _longest_gap_s(run: Run) -> float:
-    """The longest time in which no rank recorded anything."""
-    times = sorted(float(str(record["t"])) for _, _, trace in run.traces() for record in trace)
-    times = [run.attempts[0].launched_t, *times, run.attempts[-1].ended_t]
-    return max(after - before for before, after in pairwise(times))
+def _longest_gaps_s(run: Run) -> tuple[float, float]:
+    """The longest time in which no rank recorded anything, while all ran and until all had left.
+
+    How long they took to start is none of it: the supervisor waits for that otherwise.
+    """
+    found = ([float(str(record["t"])) for record in trace] for _, _, trace in run.traces())
+    traces = [times for times in found if times]
+    all_run = max(min(times) for times in traces)
+    times = sorted(t for times in traces for t in times if t >= all_run)
+    between = max((after - before for before, after in pairwise(times)), default=0.0)
+    return between, run.attempts[-1].ended_t - times[-1]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from .launch.plan import trace_file
+from .launch.plan import network_file, trace_file
 from .ledger import Ledger, Strike
 from .trace import Record, read_trace
 
@@ -91,6 +91,10 @@ class Run:
     def trace(self, attempt: int, rank: int) -> list[Record]:
         """What one rank did in one attempt."""
         return read_trace(trace_file(self.directory, attempt, rank))
+
+    def network(self, attempt: int) -> list[Record]:
+        """What the switch between the hosts saw in one attempt; nothing if there were no hosts."""
+        return read_trace(network_file(self.directory, attempt))
 
     def error_of(self, attempt: Attempt, rank: int | None = None) -> Record | None:
         """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .actions import DAMAGE, LIES
+from .actions import DAMAGE, LIES, NETWORK
 from .errors import FaultSyntaxError, ImpossibleFaultError
 from .events import At
 from .fault import Fault
@@ -73,8 +73,9 @@ class Schedule:
 class Shape:
     """The facts of a run that decide whether a fault can fire.
 
-    ``later`` are the world size and the ranks per node of the attempts after the first, where they
-    have others; the last ones stay.
+    ``hosts`` says that each node is a host with a network of its own. ``later`` are the world size
+    and the ranks per node of the attempts after the first, where they have others; the last ones
+    stay.
     """
 
     world_size: int
@@ -85,6 +86,7 @@ class Shape:
     object_store: bool = False
     powerloss: str = ""
     topology: str = ""
+    hosts: bool = False
     later: tuple[tuple[int, int], ...] = ()
 
     def sizes(self, attempts: range) -> list[tuple[int, int]]:
@@ -116,6 +118,8 @@ def _impossible(fault: Fault, shape: Shape, faults: Iterable[Fault]) -> str | No
         return f"only rank 0 reaches {fault.at.name}"
     if fault.action == "powercut" and not shape.powerloss:
         return "its stores are not on a disk that can lose power; add --chaos-powerloss fuse"
+    if fault.action in NETWORK and not shape.hosts:
+        return "all ranks are on one host; add --chaos-launcher hosts"
     if shape.powerloss in ("ext4", "xfs") and fault.survives != "certain":
         return f"{shape.powerloss} decides for itself what survives; leave out survives="
     if fault.action == "swap" and shape.world_size == 1:

@@ -27,6 +27,7 @@ from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
 from .litter import files_left, segments, segments_left
+from .network.evidence import cut_off
 from .route import Route
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
@@ -39,7 +40,8 @@ PREEMPTED = 75
 _POLL_S = 0.05
 _START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
 _STRUCK_S = 2.0
-_FATAL = ("kill", "powercut", "exit", "raise", "oom", "terminate")
+_FATAL = ("kill", "powercut", "exit", "raise", "oom", "terminate", "crash")
+_SILENCING = ("stop", "partition")  # until they are over, if they ever are
 _OUTPUT_LINES = 25
 _STEP_BYTES = 4 << 20  # the record of a step has the fingerprint of every tensor
 
@@ -52,7 +54,8 @@ class Limits:
     """When to give up: on an attempt after ``silence_s`` without any event, on the run after
     ``max_restarts`` further attempts, on either when ``total_s`` is over.
 
-    Once a ``stop`` fault has struck, a hang is what must follow; ``stopped_silence_s`` is enough.
+    Once a ``stop`` has struck, or a ``partition``, a hang is what must follow if nothing ends it;
+    ``stopped_silence_s`` is enough.
     So it is where a bent collective may leave ranks waiting for each other, until each has recorded
     a step after it.
     """
@@ -131,6 +134,9 @@ def _attempt(
     culprit = watch.culprit()
     calls = read_all({rank: plan.calls_file(rank) for rank in range(plan.world.ranks)})
     exits = {each.rank: each.status for each in watch.exits if each.status is not None}
+    causes = [watch.cause(ending)]
+    if ending == "hung":
+        causes += [cut_off(read_trace(plan.network_file), plan.world), behind(calls)]
     return Attempt(
         number=number,
         ending=ending,
@@ -138,7 +144,7 @@ def _attempt(
         ended_t=ended,
         exits=exits,
         culprit=culprit,
-        cause="; ".join(filter(None, (watch.cause(ending), behind(calls) * (ending == "hung")))),
+        cause="; ".join(filter(None, causes)),
         output=_tail(plan, culprit) if ending != "completed" else "",
         strays=tuple(strays),
         litter=_clean_up(plan, before, set(exits.values()) <= {0, PREEMPTED}),
@@ -253,7 +259,7 @@ class _Watch:
 
     def _patience_s(self) -> float:
         stopped = any(
-            (each.action == "stop" and each.resume is None)
+            (each.action in _SILENCING and each.resume is None)
             or (each.action in HANGING and not self._went_on_after(each))
             for each in self._strikes()
         )

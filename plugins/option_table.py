@@ -78,7 +78,8 @@ OPTIONS = (
             repeatable=True),
     Option("timeout", "S", "seconds without any event after which an attempt counts as hung "
             "(default: from the reference's own pace)", _seconds, "a number of seconds above 0"),
-    Option("launcher", "L", "fork, spawn or torchrun (fork)"),
+    Option("launcher", "L", "fork, spawn, torchrun, or hosts: torchrun on each node, with a "
+            "network between them (fork)"),
     Option("max_restarts", "N", "restarts of the world in one run (3)", _natural,
             "a whole number from 0"),
     Option("artifacts", "DIR", "keep traces and rank output of failed trials here"),

@@ -19,8 +19,9 @@ import pytest
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.handover import Handover
-from seatrial.chaos.launch.launcher import METHODS
+from seatrial.chaos.launch.launcher import HOSTS, METHODS
 from seatrial.chaos.launch.plan import Workload, World
+from seatrial.chaos.network.available import require_hosts
 from seatrial.chaos.powerloss import check_kind
 from seatrial.chaos.route import Route
 from seatrial.recovery.errors import RecoveryError
@@ -125,6 +126,13 @@ def _check(options: ChaosOptions) -> None:
         raise UsageError(
             f"unknown launcher {options.launcher!r}; choose one of {', '.join(METHODS)}"
         )
+    if options.launcher == HOSTS:
+        require_hosts(options.nodes)
+        if is_url(options.store):
+            raise UsageError(
+                "--chaos-launcher hosts: its hosts reach only each other, so --chaos-store must be "
+                f"a directory, and not {options.store!r}"
+            )
     if options.text:
         try:
             with open(options.text, "rb") as file:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.events import COLLECTIVE, COMMIT_PROTOCOL
 from seatrial.chaos.fault import Fault
+from seatrial.chaos.network.layout import WAYS
 from seatrial.chaos.powerloss.volatile import SURVIVES
 from seatrial.chaos.route import Route
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
@@ -73,6 +74,7 @@ def bundled_trials(
     planned = (
         *_schedules(shape),
         *_of_collectives(shape, bundled=not extras),
+        *_of_hosts(shape),
         *_power_cuts(shape),
     )
     for name, text in planned:
@@ -238,6 +240,23 @@ def _power_cuts(shape: Shape) -> Iterator[tuple[str, str]]:
     for survives in SURVIVES[1:] if shape.powerloss == "fuse" else ():
         for name in ("checkpoint/gather", "checkpoint/manifest/fsync", "checkpoint/acknowledge"):
             yield "", f"powercut rank=* at=step:{saved}/{name} survives={survives}"
+
+
+def _of_hosts(shape: Shape) -> Iterator[tuple[str, str]]:
+    """Faults of the last host and its link, and the loss of the one with torchrun's rendezvous."""
+    if not shape.hosts:
+        return
+    interval = shape.checkpoint_interval
+    saved = 2 * interval
+    strike = saved + max(1, interval // 2)
+    host = f"node={shape.world_size // shape.ranks_per_node - 1}"
+    for way in WAYS:
+        yield "", f"partition {host} at=step:{strike}/backward way={way}"
+    yield "", f"partition {host} at=step:{strike}/backward heal=0.5"
+    yield "", f"partition {host} at=step:{saved}/checkpoint/report"
+    yield "", f"reset {host} at=step:{strike}/backward"
+    yield "", f"crash {host} at=step:{strike}/backward"
+    yield "", f"crash node=0 at=step:{saved}/checkpoint/report"
 
 
 def _of_collectives(shape: Shape, *, bundled: bool) -> Iterator[tuple[str, str]]:

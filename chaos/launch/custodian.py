@@ -27,20 +27,33 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from ..errors import LaunchError
+from ..inject import pid_file
+from ..network.namespaces import enter
+from ..network.process import SwitchProcess
 from ..powerloss.mounts import unmount_below
 from ..trace import read_last
 from .plan import AttemptPlan
 from .processes import adopt_orphans, command_line, descendants, die_with_parent, kill_descendants
 
-EXITS = "exits.json"
-"""Where the torchrun agent leaves how ranks failed, in the attempt's directory; null: none did."""
-
-
+_AGENT = "seatrial.chaos.launch.torchrun_agent"
 _LEAVING_S = 2.0
 _WARM = ("seatrial.chaos.launch.worker", "numpy.random", "torch._dynamo")
 """What a rank would otherwise import: torch loads dynamo (1.5 s) when an optimizer is made."""
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What a process runs: one rank, or as a torchrun ``agent`` those of ``host``, or all."""
+
+    ranks: range
+    agent: bool = False
+    host: int | None = None
 
 
 class Custodian:
@@ -52,7 +65,8 @@ class Custodian:
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._plan: AttemptPlan | None = None
-        self._running: dict[int, tuple[int, int]] = {}  # pid -> (pidfd, rank; -1 is torchrun)
+        self._running: dict[int, tuple[int, _Runs]] = {}  # by pid, with a pidfd
+        self._switch: SwitchProcess | None = None
 
     def serve(self) -> None:
         """Answer requests and report exits until the supervisor closes its end."""
@@ -77,7 +91,9 @@ class Custodian:
         try:
             match request["do"]:
                 case "warm":
-                    self._say(to=request["number"], unsafe=_warm_up(request["modules"]))
+                    needed = (_AGENT,) if request["method"] == "hosts" else _WARM
+                    unsafe = _warm_up([*needed, *request["modules"].split()])
+                    self._say(to=request["number"], unsafe=unsafe)
                 case "launch":
                     self._launch(request["method"], Path(request["plan"]))
                     self._say(to=request["number"])
@@ -90,23 +106,36 @@ class Custodian:
     def _launch(self, method: str, plan_file: Path) -> None:
         self._plan = plan = AttemptPlan.from_json(plan_file.read_text())
         if method == "torchrun":
-            agent = "seatrial.chaos.launch.torchrun_agent"
-            self._watch(_start(agent, [str(plan_file)], Path(plan.directory)), -1)
+            pid = _start([_AGENT, str(plan_file)], Path(plan.directory))
+            self._watch(pid, _Runs(range(plan.world.ranks), agent=True))
+            return
+        if method == "hosts":
+            self._launch_on_hosts(plan, plan_file)
             return
         for rank in range(plan.world.ranks):
             if method == "fork":
-                pid = self._fork(plan, rank)
+                pid = self._fork(partial(_run_rank, plan, rank))
             else:
-                arguments = [str(plan_file), str(rank), str(os.getpid())]
-                pid = _start("seatrial.chaos.launch.worker", arguments, Path(plan.directory))
-            self._watch(pid, rank)
+                worker = "seatrial.chaos.launch.worker"
+                command = [worker, str(plan_file), str(rank), str(os.getpid())]
+                pid = _start(command, Path(plan.directory))
+            self._watch(pid, _Runs(range(rank, rank + 1)))
 
-    def _watch(self, pid: int, rank: int) -> None:
+    def _launch_on_hosts(self, plan: AttemptPlan, plan_file: Path) -> None:
+        directory, each = Path(plan.directory), plan.world.ranks_per_node
+        self._switch = SwitchProcess(directory, plan.network_file, plan.world.nodes)
+        for host in range(plan.world.nodes):
+            pid = self._fork(partial(_run_agent, plan_file, host, self._switch.namespaces[host]))
+            ranks = range(host * each, (host + 1) * each)
+            self._watch(pid, _Runs(ranks, agent=True, host=host))
+
+    def _watch(self, pid: int, runs: _Runs) -> None:
         pidfd = os.pidfd_open(pid)
-        self._running[pid] = (pidfd, rank)
+        self._running[pid] = (pidfd, runs)
         self._selector.register(pidfd, selectors.EVENT_READ, pid)
 
-    def _fork(self, plan: AttemptPlan, rank: int) -> int:
+    def _fork(self, run: Callable[[], int]) -> int:
+        """A child that runs ``run`` in the warm image, and leaves with the status it returns."""
         custodian = os.getpid()
         pid = os.fork()
         if pid:
@@ -121,31 +150,37 @@ class Custodian:
             self._selector.close()
             for pidfd, _ in self._running.values():
                 os.close(pidfd)
-            from .worker import leave, run_rank
-
-            status = run_rank(plan, rank)
-            leave(status)
+            status = run()
         finally:
             os._exit(status)
 
     def _reap(self, pid: int) -> None:
-        pidfd, rank = self._running.pop(pid)
+        pidfd, runs = self._running.pop(pid)
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, raw = os.waitpid(pid, 0)
         status = os.waitstatus_to_exitcode(raw)
-        if rank >= 0:
-            self._say(exited=rank, status=status)
+        if not runs.agent:
+            self._say(exited=runs.ranks[0], status=status)
             return
         assert self._plan is not None
-        for each, code in _torchrun_exits(self._plan, status).items():
-            self._say(exited=each, status=code)
+        for rank, code in _torchrun_exits(self._plan, runs, status).items():
+            self._say(exited=rank, status=code)
 
     def _stop(self) -> list[str]:
         """Kill whatever is left; what outlives ranks that all left by themselves is a stray."""
         own = os.getpid()
-        strays = [] if self._running else [command_line(pid) for pid in _lasting(own)]
+        ours = set()
+        if self._switch is not None:
+            ours = {self._switch.pid}
+            # A switch that is gone has nothing to show, and the judge will say so.
+            with contextlib.suppress(LaunchError, OSError):
+                self._switch.look()
+        strays = [] if self._running else [command_line(pid) for pid in _lasting(own, ours)]
         kill_descendants(own)
+        if self._switch is not None:
+            self._switch.forget()
+            self._switch = None
         for pidfd, _ in self._running.values():
             self._selector.unregister(pidfd)
             os.close(pidfd)
@@ -156,9 +191,35 @@ class Custodian:
         return strays
 
 
-def _warm_up(modules: str) -> str:
+def _run_rank(plan: AttemptPlan, rank: int) -> int:
+    from .worker import leave, run_rank
+
+    status = run_rank(plan, rank)
+    leave(status)
+    return status
+
+
+def _run_agent(plan_file: Path, host: int, namespace: str) -> int:
+    with (plan_file.parent / "launch.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        enter(namespace)
+        from .torchrun_agent import run_agent
+
+        run_agent(plan_file, host)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _warm_up(modules: Collection[str]) -> str:
     """Import what ranks need; returns why this process must not be forked, or nothing."""
-    for name in (*_WARM, *modules.split()):
+    for name in modules:
         module = importlib.import_module(name)
         # What a job's module wants to have done once, not by every rank of every attempt.
         getattr(module, "warm_up", lambda: None)()
@@ -174,42 +235,64 @@ def _warm_up(modules: str) -> str:
     return ""
 
 
-def _lasting(pid: int) -> list[int]:
-    """Descendants that are still there after a moment: Python's resource tracker, for one, needs
-    a tenth of a second to notice that its process has left in good order."""
+def _lasting(pid: int, ours: Collection[int]) -> list[int]:
+    """Descendants but ``ours`` that are still there after a moment: Python's resource tracker, for
+    one, needs a tenth of a second to notice that its process has left in good order."""
     deadline = time.monotonic() + _LEAVING_S
-    while (found := descendants(pid)) and time.monotonic() < deadline:
+    while (found := set(descendants(pid)) - set(ours)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found
+    return sorted(found)
 
 
-def _start(module: str, arguments: list[str], directory: Path) -> int:
+def _start(command: list[str], directory: Path) -> int:
+    """Run a module with arguments in a fresh interpreter."""
     with (directory / "launch.log").open("ab") as log:
-        command = [sys.executable, "-m", module, *arguments]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, "-m", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     # The custodian reaps by pid itself; Popen must not warn about a child it never waited for.
     process.returncode = 0
     return process.pid
 
 
-def _torchrun_exits(plan: AttemptPlan, agent_status: int) -> dict[int, int | None]:
-    """How each rank ended: as torchrun says, or else as the rank itself wrote down.
+def exits_file(plan: AttemptPlan, host: int | None) -> Path:
+    """Where a torchrun agent leaves how its ranks ended by themselves; null: all went well."""
+    return Path(plan.directory) / ("exits.json" if host is None else f"exits-host{host}.json")
+
+
+def _torchrun_exits(plan: AttemptPlan, runs: _Runs, agent_status: int) -> dict[int, int | None]:
+    """How each rank of an agent ended: as torchrun says, or else as the rank itself wrote down.
 
     A rank that did neither was ended by torchrun itself, which sends SIGTERM when another fails.
     """
-    ranks = range(plan.world.ranks)
     try:
-        blamed = json.loads((Path(plan.directory) / EXITS).read_text())
+        blamed = json.loads(exits_file(plan, runs.host).read_text())
     except FileNotFoundError:
-        return dict.fromkeys(ranks, agent_status or 1)
+        orphans = {rank: _orphan_status(plan, rank) for rank in runs.ranks}
+        return {rank: agent_status or 1 if s is None else s for rank, s in orphans.items()}
     if blamed is None:
-        return dict.fromkeys(ranks, 0)
+        return dict.fromkeys(runs.ranks, 0)
     exits: dict[int, int | None] = {int(rank): code for rank, code in blamed.items()}
-    for rank in set(ranks) - exits.keys():
+    for rank in set(runs.ranks) - exits.keys():
         exits[rank] = _own_status(plan.trace_file(rank))
     return exits
+
+
+def _orphan_status(plan: AttemptPlan, rank: int) -> int | None:
+    """How a rank ended whose agent was killed, which makes it a child of this process."""
+    deadline = time.monotonic() + _LEAVING_S
+    with contextlib.suppress(FileNotFoundError, ChildProcessError, ValueError):
+        pid = int(pid_file(Path(plan.directory), rank).read_text())
+        while time.monotonic() < deadline:
+            reaped, raw = os.waitpid(pid, os.WNOHANG)
+            if reaped:
+                return os.waitstatus_to_exitcode(raw)
+            time.sleep(0.01)
+    return None
 
 
 def _own_status(trace: Path) -> int | None:

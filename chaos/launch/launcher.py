@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -28,7 +28,9 @@ from ..inject import pid_file
 from .plan import AttemptPlan
 from .processes import descendants
 
-METHODS = ("fork", "spawn", "torchrun")
+HOSTS = "hosts"
+"""torchrun again, with an agent on each of several hosts, which are network namespaces."""
+METHODS = ("fork", "spawn", "torchrun", HOSTS)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class LocalLauncher:
 
     Args:
         method: ``fork`` (from a warm parent; spawns if the parent must not be forked and says so
-            in `note`), ``spawn`` or ``torchrun``.
+            in `note`), ``spawn``, ``torchrun``, or ``hosts``: torchrun on every node, each in a
+            network namespace of its own; see `seatrial.chaos.network`.
         scratch: directories that the custodian removes if this process disappears; the first
             also takes what libraries cache.
         preload: modules that the warm parent imports.
@@ -119,9 +122,10 @@ class LocalLauncher:
                 start_new_session=True,
                 env=_environment(scratch[0]),
             )
-        if method == "fork":
+        if method in ("fork", HOSTS):
+            modules = " ".join(preload) if method == "fork" else ""
             try:
-                reason = self._ask(do="warm", modules=" ".join(preload))["unsafe"]
+                reason = self._ask(do="warm", method=method, modules=modules)["unsafe"]
             except LaunchError as error:
                 self.close()
                 said = str(error).partition("\n")[0]
@@ -129,6 +133,9 @@ class LocalLauncher:
                     raise
                 said = said.removeprefix("warm: ")
                 raise UsageError(f"the job's module cannot be imported: {said}") from error
+            if reason and method == HOSTS:
+                self.close()
+                raise LaunchError(f"torchrun's agents cannot be forked: {reason}")
             if reason:
                 self.method = "spawn"
                 self.note = f"ranks are spawned, not forked: {reason}"
@@ -145,6 +152,7 @@ class LocalLauncher:
         self.close()
 
     def launch(self, plan: AttemptPlan) -> None:
+        plan = replace(plan, hosts=self.method == HOSTS)
         plan.make_directories()
         path = Path(plan.directory) / "plan.json"
         path.write_text(plan.to_json())

@@ -54,7 +54,8 @@ class AttemptPlan:
     ``run_directory`` holds what outlives an attempt (``traces/``, ``strikes/``); ``directory`` is
     this attempt's own (rendezvous file, rank output, temporary files). ``timeout_s`` bounds every
     collective. ``master_port`` was free when the attempt was planned; nothing of ours listens on
-    it. Paths are absolute.
+    it. ``hosts`` says that each node has a network of its own, and that the process group meets
+    over it. Paths are absolute.
     """
 
     workload: Workload
@@ -68,6 +69,7 @@ class AttemptPlan:
     store: str
     run_directory: str
     directory: str
+    hosts: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -89,6 +91,11 @@ class AttemptPlan:
     def calls_file(self, rank: int) -> Path:
         """The log of the collectives of one rank of this attempt."""
         return calls_file(Path(self.run_directory), self.attempt, rank)
+
+    @property
+    def network_file(self) -> Path:
+        """What the switch between the hosts saw, if there are any."""
+        return network_file(Path(self.run_directory), self.attempt)
 
     def stacks_file(self, rank: int) -> Path:
         """Where one rank writes its stacks when it is asked for them."""
@@ -112,6 +119,11 @@ class AttemptPlan:
 def trace_file(run_directory: Path, attempt: int, rank: int) -> Path:
     """The trace of one rank of one attempt of the run in ``run_directory``."""
     return run_directory / "traces" / f"attempt{attempt}-rank{rank}.jsonl"
+
+
+def network_file(run_directory: Path, attempt: int) -> Path:
+    """What the switch between the hosts of one attempt saw."""
+    return run_directory / "traces" / f"attempt{attempt}-network.jsonl"
 
 
 def calls_file(run_directory: Path, attempt: int, rank: int) -> Path:

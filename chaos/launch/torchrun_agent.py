@@ -1,10 +1,10 @@
-"""Runs one attempt under torchrun's own agent and writes down how each rank ended.
+"""Runs one attempt, or a host's part of it, under torchrun's agent; writes down how ranks ended.
 
-This is ``torchrun --standalone --nproc-per-node=N --max-restarts=0`` by the function that the
-console script calls; only exit statuses, which torchrun otherwise prints for people, are kept
-for the custodian, without those of ranks that torchrun ended itself when another had failed: their
-SIGTERM says nothing of what was done to them before. Restarting is the supervisor's, as under every
-launcher.
+This is ``torchrun --nproc-per-node=N --max-restarts=0`` by the function that the console script
+calls, ``--standalone`` or with the c10d rendezvous on the first of several hosts; only exit
+statuses, which torchrun otherwise prints for people, are kept for the custodian, without those of
+ranks that torchrun ended itself when another had failed: their SIGTERM says nothing of what was
+done to them before. Restarting is the supervisor's, as under every launcher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
-from .custodian import EXITS
+from ..network.layout import INTERFACE, RENDEZVOUS_PORT, address
+from .custodian import exits_file
 from .plan import AttemptPlan
 from .processes import die_with_parent
 
@@ -27,29 +28,64 @@ from .processes import die_with_parent
 def main() -> None:
     """``python -m seatrial.chaos.launch.torchrun_agent PLAN``"""
     die_with_parent(os.getppid())
-    plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
-    options = ["--standalone", "--nnodes=1", f"--nproc-per-node={plan.world.ranks}"]
-    options += ["--max-restarts=0", "-m", "seatrial.chaos.launch.worker", sys.argv[1]]
-    failed: dict[int, int] | None = None
-    ended_by_torchrun: set[int] = set()
+    run_agent(Path(sys.argv[1]))
+
+
+def run_agent(plan_file: Path, host: int | None = None) -> None:
+    """Run the attempt, or what of it is on ``host``, to its end, in a process of its own."""
+    plan = AttemptPlan.from_json(plan_file.read_text())
+    exits: dict[int, int] = {}
     close = SubprocessContext._close
 
-    def note_who_is_left_and_close(
+    def note_who_left_and_close(
         context: SubprocessContext, death_sig: signal.Signals, timeout: int = 30
     ) -> None:
-        handlers = context.subprocess_handlers.items()
-        ended_by_torchrun.update(r for r, handler in handlers if handler.proc.poll() is None)
+        first = (host or 0) * plan.world.ranks_per_node
+        for local_rank, handler in context.subprocess_handlers.items():
+            if (status := handler.proc.poll()) is not None:
+                exits.setdefault(first + local_rank, status)
         close(context, death_sig, timeout)
+        if host is not None and any(exits.values()):
+            # What torchrun does next goes over the network, which may be cut: it would take a
+            # minute, and nobody waits for it, because the supervisor ends the attempt.
+            _write(exits_file(plan, host), exits)
+            os._exit(1)
 
-    SubprocessContext._close = note_who_is_left_and_close  # type: ignore[assignment, method-assign]
+    SubprocessContext._close = note_who_left_and_close  # type: ignore[assignment, method-assign]
+    where = ["--standalone", "--nnodes=1"] if host is None else _on_host(plan, host)
+    ranks = plan.world.ranks if host is None else plan.world.ranks_per_node
+    options = [*where, f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    # Else it makes a directory in /tmp, and leaves it there.
+    options.append(f"--log-dir={plan.directory}/torchrun")
+    failed = False
     try:
-        run(parse_args(options))
-    except ChildFailedError as error:
-        failures = error.failures.items()
-        failed = {r: failure.exitcode for r, failure in failures if r not in ended_by_torchrun}
-    partial = Path(plan.directory) / f"{EXITS}.partial"
-    partial.write_text(json.dumps(failed))
-    partial.rename(Path(plan.directory) / EXITS)
+        run(parse_args([*options, "-m", "seatrial.chaos.launch.worker", str(plan_file)]))
+    except ChildFailedError:
+        failed = True
+    _write(exits_file(plan, host), exits if failed else None)
+
+
+def _on_host(plan: AttemptPlan, host: int) -> list[str]:
+    """Options of torchrun on one of several hosts; it numbers them by the order of addresses."""
+    # What goes over the interface of the host is what the faults of the network meet.
+    os.environ |= {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
+    # NCCL would otherwise take hosts that share a kernel for one, and pass by the network.
+    os.environ["NCCL_HOSTID"] = f"host{host}"
+    return [
+        f"--nnodes={plan.world.nodes}",
+        f"--local-addr={address(host)}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={address(0)}:{RENDEZVOUS_PORT}",
+        f"--rdzv-id={Path(plan.run_directory).name}-{plan.attempt}",
+        # Told, because names of this machine are not names of its hosts.
+        f"--rdzv-conf=is_host={int(host == 0)}",
+    ]
+
+
+def _write(path: Path, exits: dict[int, int] | None) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(exits))
+    partial.rename(path)
 
 
 if __name__ == "__main__":

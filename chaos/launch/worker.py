@@ -1,6 +1,7 @@
 """What one rank does, from its first instruction to its exit status, under every launcher.
 
-The custodian forks into `run_rank`; ``spawn`` and ``torchrun`` run this module as a program. The
+The custodian forks into `run_rank`; the others run this module as a program. Under ``hosts`` the
+process group meets over the network, as torchrun's environment says, and not by a file. The
 environment a job sees is torchrun's: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
 GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_RUN_ID.
 """
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,7 @@ from seatrial.recovery.probe import listen, probe
 from seatrial.recovery.rng import seed_everything
 
 from ..collectives.bender import Bender
+from ..errors import LaunchError
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
@@ -181,12 +184,15 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
     # Neither new_group nor DeviceMesh inherits the default group's timeout (they take 1800 s), so
     # the default itself is replaced for the life of this process.
     distributed_c10d._get_default_timeout = lambda backend: timeout
-    store = dist.FileStore(  # type: ignore[attr-defined]
-        str(Path(plan.directory) / "rendezvous"), plan.world.ranks
-    )
-    store.set_timeout(timeout)
+    where: dict[str, Any] = {}  # as the environment says
+    if not plan.hosts:
+        store = dist.FileStore(  # type: ignore[attr-defined]
+            str(Path(plan.directory) / "rendezvous"), plan.world.ranks
+        )
+        store.set_timeout(timeout)
+        where["store"] = store
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=plan.world.ranks, timeout=timeout
+        backend, rank=rank, world_size=plan.world.ranks, timeout=timeout, **where
     )
     if backend == "gloo":
         # A rank is connected as soon as its peer's kernel has taken the connection. One that left
@@ -199,6 +205,8 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
 
 def _set_environment(plan: AttemptPlan, rank: int) -> None:
     world = plan.world
+    if plan.hosts and int(os.environ["GROUP_RANK"]) != rank // world.ranks_per_node:
+        raise LaunchError(f"torchrun put rank {rank} on host {os.environ['GROUP_RANK']}")
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % world.ranks_per_node),
@@ -244,6 +252,12 @@ def main() -> None:
     """``python -m seatrial.chaos.launch.worker PLAN [RANK PARENT]``; torchrun sets RANK instead."""
     plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
     die_with_parent(int(sys.argv[3]) if len(sys.argv) > 2 else os.getppid())
+    modules = plan.workload.preload
+    for name in ("torch._dynamo", *modules) if modules else ():
+        # What a forked rank finds imported. It would else be silent in the midst of its work, and
+        # look hung. What cannot be imported fails where it is used.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     sys.exit(run_rank(plan, int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"])))
 
 

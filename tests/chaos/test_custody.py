@@ -103,7 +103,9 @@ def test_a_helper_that_is_still_leaving_is_no_stray(supervise_program: Supervise
 def test_an_answer_that_an_interrupt_left_unread_is_not_taken_for_the_next(
     launcher: LocalLauncher,
 ) -> None:
-    launcher._control.sendall(b'{"do": "warm", "modules": "", "number": "interrupted"}\n')
+    launcher._control.sendall(
+        b'{"do": "warm", "method": "fork", "modules": "", "number": "interrupted"}\n'
+    )
     assert launcher.stop() == []
 
 

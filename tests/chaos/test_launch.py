@@ -1,6 +1,6 @@
 """What ranks are given and who owns them, under every launcher.
 
-Does not verify: several hosts, or NCCL.
+Does not verify: several hosts (see `tests/network`), or NCCL.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from seatrial.chaos.errors import LaunchError, UsageError
-from seatrial.chaos.launch.launcher import METHODS, LocalLauncher
+from seatrial.chaos.launch.launcher import HOSTS, METHODS, LocalLauncher
 from seatrial.chaos.launch.processes import descendants
 from seatrial.chaos.run import Run
 
 SuperviseProgram = Callable[..., Run]
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=[each for each in METHODS if each != HOSTS])
 def any_launcher(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalLauncher]:

@@ -178,6 +178,7 @@ def test_every_schedule_can_fire(document: Path) -> None:
                 ranks_per_node=ranks // int(given.get("--chaos-nodes", 1)),
                 steps=14,
                 checkpoint_interval=5,
+                hosts=given.get("--chaos-launcher") == "hosts",
             )
             for flag, text in pairwise(words):
                 if flag == "--chaos-fault" and text != "…":

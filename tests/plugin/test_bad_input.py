@@ -51,7 +51,12 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
         (["--chaos-ranks=two"], ["--chaos-ranks", "'two'"]),
         (["--chaos-ranks=3", "--chaos-nodes=2"], ["3 ranks", "2 node"]),
         (["--chaos-device=tpu"], ["'tpu'", "auto, cpu, cuda"]),
-        (["--chaos-launcher=ssh"], ["'ssh'", "fork, spawn, torchrun"]),
+        (["--chaos-launcher=ssh"], ["'ssh'", "fork, spawn, torchrun, hosts"]),
+        (["--chaos-launcher=hosts"], ["joins 2 to 99 hosts", "--chaos-nodes, which is 1"]),
+        (
+            ["--chaos-fault=partition node=0 at=data"],
+            ["can never fire", "add --chaos-launcher hosts"],
+        ),
         (["--chaos-steps=-1"], ["--chaos-steps", "'-1'"]),
         (["--chaos-steps=7"], ["7", "--chaos-steps"]),
         (["--chaos-seed=-1"], ["--chaos-seed", "'-1'"]),

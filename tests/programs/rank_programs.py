@@ -60,6 +60,7 @@ def describe_environment(context: RankContext, arguments: Arguments) -> None:
         "environment",
         variables={name: os.environ.get(name) for name in names},
         has_master=bool(os.environ.get("MASTER_ADDR")) and os.environ["MASTER_PORT"].isdigit(),
+        master=os.environ.get("MASTER_ADDR"),
         tmpdir=str(Path(tempfile.gettempdir()).relative_to(context.directory)),
         told=told,
         backend=dist.get_backend(),

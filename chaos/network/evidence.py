@@ -1,0 +1,61 @@
+"""What the switch saw of an attempt: did a fault of the network matter, and who was cut off.
+
+Guarantees: a cut has an effect only if a connection of the job had bytes under way that it kept up,
+and a reset only if it closed one; that the schedule says so is no evidence. Torch-free.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import cast
+
+from ..fault import Fault
+from ..launch.plan import World
+from ..ledger import Strike
+from ..run import Run
+from ..trace import Record
+
+_WAYS = {
+    "both": "was cut off",
+    "out": "was not heard: what it sent was lost",
+    "in": "heard nobody: what was sent to it was lost",
+}
+
+
+def no_effect(run: Run, fault: Fault, strike: Strike) -> str:
+    """Why a strike at a host changed nothing, as half a sentence; empty if it had an effect."""
+    seen = [r for r in run.network(strike.attempt) if r.get("fault") == strike.fault]
+    attempt = run.attempts[strike.attempt - 1]
+    if not seen:
+        return "the switch between the hosts was not told of it"
+    if fault.action == "crash":
+        died = attempt.exits.get(strike.rank) == -signal.SIGKILL
+        return "" if died and _all(seen, "killed") else f"rank {strike.rank} did not die of it"
+    if attempt.ending == "completed" and not _all(seen, "did", "heal"):
+        return "the attempt completed all the same"
+    if fault.action == "reset":
+        return "" if _all(seen, "gone") else "no connection to another host was open"
+    return "" if _all(seen, "waiting") else "nothing was sent over that link while it was cut"
+
+
+def _all(seen: Sequence[Record], name: str, value: object = None) -> list[Record]:
+    """The records in which something is in the list ``name``, or ``name`` is ``value``."""
+    return [r for r in seen if (r.get(name) == value if value is not None else r.get(name))]
+
+
+def cut_off(seen: Sequence[Record], world: World) -> str:
+    """Which hosts the network did not carry for at the end of an attempt, as a sentence."""
+    said = []
+    for record in seen:
+        if record["kind"] == "link":
+            host, kept_up = int(str(record["host"])), cast(list[str], record["waiting"])
+            ranks = range(host * world.ranks_per_node, (host + 1) * world.ranks_per_node)
+            numbers = ", ".join(map(str, ranks))
+            named = f"host {host} (rank{'s' * (len(ranks) > 1)} {numbers})"
+            said.append(f"{named} {_WAYS[str(record['way'])]}; {_count(len(kept_up))} for it")
+    return "; ".join(said)
+
+
+def _count(number: int) -> str:
+    return f"{number} connection{'s wait' if number != 1 else ' waits'}"
