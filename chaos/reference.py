@@ -26,6 +26,8 @@ _FIRST_SILENCE_S = 60.0
 _SILENCE_S_MIN = 30.0  # a busy disk holds an fsync for seconds, and that is no hang
 _STOPPED_S_MIN = 3.0
 _FACTOR = 20.0
+_STILL_S_MIN = 1.0
+_STILL_FACTOR = 5.0
 
 _SAID_TO_USERS = {"UsageError", "TopologyError", "StateError", "DamagedRecordError"}
 """Errors whose message is a sentence for the user: a traceback would only hide it."""
@@ -37,13 +39,15 @@ RunClean = Callable[[Path, Path, float], Run]
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """The uninterrupted run. ``silence_s`` is the hang deadline that its own pace suggests,
-    ``stopped_silence_s`` the one after a rank has been stopped; see `supervisor.Limits`. An
-    experiment with a ``timeout_s`` of its own takes that instead."""
+    ``stopped_silence_s`` the one after a rank has been stopped, and ``still_s`` the one while no
+    process does anything; see `supervisor.Limits`. An experiment with a ``timeout_s`` of its own
+    takes that instead."""
 
     run: Run
     trajectory: Trajectory
     silence_s: float
     stopped_silence_s: float
+    still_s: float
     store: Path
 
 
@@ -59,12 +63,14 @@ def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) ->
         if not (directory / "pace").exists():
             _compute(experiment, directory, run_clean)
     run = load_run(directory / "first")
-    pace_s = _FACTOR * float((directory / "pace").read_text())
+    longest_s, in_steps_s = map(float, (directory / "pace").read_text().split())
+    pace_s = _FACTOR * longest_s
     return Reference(
         run=run,
         trajectory=read_trajectory(run),
         silence_s=max(_SILENCE_S_MIN, pace_s),
         stopped_silence_s=max(_STOPPED_S_MIN, pace_s),
+        still_s=max(_STILL_S_MIN, _STILL_FACTOR * in_steps_s),
         store=directory / "first-store",
     )
 
@@ -95,7 +101,7 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
         raise
     for name in ("second", "second-store"):
         shutil.rmtree(directory / name, ignore_errors=True)
-    (directory / "pace").write_text(str(_longest_gap_s(first)))
+    (directory / "pace").write_text(f"{_longest_gap_s(first)} {_longest_gap_in_steps_s(first)}")
 
 
 def finished(run: Run) -> Run:
@@ -140,3 +146,11 @@ def _longest_gap_s(run: Run) -> float:
     times = sorted(float(str(record["t"])) for _, _, trace in run.traces() for record in trace)
     times = [run.attempts[0].launched_t, *times, run.attempts[-1].ended_t]
     return max(after - before for before, after in pairwise(times))
+
+
+def _longest_gap_in_steps_s(run: Run) -> float:
+    """The same after every rank has begun, without what it takes to start: steps and saves."""
+    records = [record for _, _, trace in run.traces() for record in trace]
+    began = max(float(str(each["t"])) for each in records if each["kind"] == "began")
+    times = sorted(t for each in records if (t := float(str(each["t"]))) >= began)
+    return max((after - before for before, after in pairwise(times)), default=0.0)

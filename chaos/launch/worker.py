@@ -36,6 +36,7 @@ from ..litter import mapped_segments
 from ..schedule import Schedule
 from ..stacks import answer_with_stacks
 from ..storage import arm
+from ..timing.stopwatch import Stopwatch
 from ..trace import TraceWriter
 from .context import RankContext
 from .plan import AttemptPlan
@@ -100,7 +101,10 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         # Announcing costs some tens of microseconds a call, and nobody else listens.
         observer.announces, observer.interceptor = True, bender
     injector = Injector(schedule, position, ledger, trace, bend=bender.arm)
-    listen(injector)
+    stopwatch = Stopwatch(trace)
+    observer.meter = stopwatch.meter
+    for listener in (stopwatch.opens, injector, stopwatch.closes):
+        listen(listener)
     strikes = Path(plan.run_directory) / "strikes"
     disarm = arm(injector, position, strikes=strikes, trace=plan.trace_file(rank))
     try:
