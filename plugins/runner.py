@@ -33,8 +33,8 @@ from .progress import ProgressLine
 from .report import failure_report, problem_with
 from .rows import as_properties, row_of
 
-TIMES = "times in ms: median / 90 % / most of a rank's steps"
-"""The title of the section of a test's report with the times of its trials."""
+TIMES = "rank times"
+"""The section of a test's report with the times of its trials; pytest adds words of its own."""
 
 CONTROL_STEPS = 2
 """How far a control goes on after its restore."""

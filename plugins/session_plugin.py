@@ -128,7 +128,7 @@ class ChaosPlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
             self._rows += rows_in(report.user_properties)
-            self._times += [text for title, text in report.sections if title.endswith(TIMES)]
+            self._times += [text for title, text in report.sections if TIMES in title]
             if report.skipped and report.nodeid.startswith("chaos::"):
                 why = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else ""
                 names = self._not_run.setdefault(str(why).removeprefix("Skipped: "), [])
@@ -156,7 +156,7 @@ class ChaosPlugin:
                 line = f"not run, {why}: {', '.join(not_run)}"
                 terminalreporter.write_line(line, yellow=True)
             if self._times and self._config.option.verbose >= 1:
-                terminalreporter.section(TIMES, "-")
+                terminalreporter.section("times in ms: median / 90 % / most", "-")
                 for text in self._times:
                     terminalreporter.write_line(text + "\n")
         if self._unusable:
