@@ -36,6 +36,7 @@ class Stopwatch:
         self._current = ""
         self._around: list[str] = []
         self._last = (0.0,) * 5
+        self._excuse = 0.0
 
     def opens(self, event: str, edge: str, facts: dict[str, object]) -> None:
         """Listen before anyone else: a phase begins before what strikes it."""
@@ -54,6 +55,7 @@ class Stopwatch:
         if event == "step" and edge == "before":
             self._step, self._around = facts.get("step"), []
             self._sums = {name: [0.0] * len(self._last) for name in SPANS}
+            self._excuse = self._excuses()
             self._turn_to(OUTSIDE)
 
     def closes(self, event: str, edge: str, facts: dict[str, object]) -> None:
@@ -68,7 +70,13 @@ class Stopwatch:
         elif event == "step":
             self._around = []
             self._turn_to(CHECK)
+            self._excuse = self._excuses() - self._excuse
             self.meter.end_period(self._last[0])
+
+    def _excuses(self) -> float:
+        """Seconds for which this thread may have waited for what is not its own: a lock or the
+        interpreter, held by another thread that had no processor, or the disk of the trace."""
+        return self._clock.others_starved() + self._trace.blocked_s
 
     def _turn_to(self, name: str) -> None:
         """What was done until now belongs to the current span; ``name`` is the next."""
@@ -90,4 +98,5 @@ class Stopwatch:
                 if any(sums)
             }
             blind = {} if self._clock.knows_starved else {"blind": True}
-            self._trace.record(RECORD, step=self._step, spans=spans, **blind)
+            excuse = round(self._excuse * _US)
+            self._trace.record(RECORD, step=self._step, spans=spans, excuse=excuse, **blind)

@@ -10,8 +10,10 @@ themselves:
   the scatter of all ranks' steps, and twice what the reference had by itself;
 - in most steps alike: compared with the reference in the same way, by more than a whole step.
 
-The time that a rank was asleep, neither computing nor waiting for a call or a processor, is asked
-first: it is next to nothing in a healthy step, whatever else the machine does.
+The time that a rank was asleep, neither computing nor waiting for a call or a processor, and that
+in which it computed, are looked at apart. The first is next to nothing in a healthy step. On a busy
+machine, where a thread may sleep until another of its process gets a processor, as much of it is
+left out as those went without.
 
 Does not name: a rank that lacks a processor, or is late in a save; the first step of an attempt,
 but where the reference has one to compare; ranks that are slow in turn, each by less than that.
@@ -39,7 +41,7 @@ _TO_SIGMA = 1.4826  # of a median absolute deviation
 _SIGMAS = 3.0
 
 Measure = Callable[[StepTimes], float]
-_MEASURES: tuple[Measure, ...] = (lambda each: each.slept, lambda each: each.own)
+_MEASURES: tuple[Measure, ...] = (lambda each: each.slept, lambda each: each.busy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +122,11 @@ class _Lateness:
     seconds: float
     beyond: float
     waited: float
+    excuse: float
 
     def exceeds(self, threshold: float) -> bool:
-        return self.beyond > threshold and self.waited > _SHARE_WAITED * self.seconds
+        is_late = self.beyond - self.excuse > threshold
+        return is_late and self.waited > _SHARE_WAITED * self.seconds
 
 
 def _lateness(
@@ -138,7 +142,8 @@ def _lateness(
     # All ranks take longer on a busy machine.
     common = max(0.0, median(longer(measure, each) for each in others))
     waited = median(longer(lambda each: each.waited, each) for each in others)
-    return _Lateness(seconds=own, beyond=own - common, waited=waited)
+    excuse = step[rank].excuse if measure is _MEASURES[0] else 0.0
+    return _Lateness(seconds=own, beyond=own - common, waited=waited, excuse=excuse)
 
 
 def _in_attempt(own: _Steps, clean: _Steps) -> Iterator[Straggler]:
@@ -177,15 +182,13 @@ def _in_step(
 
 
 def _threshold(measure: Measure, usual: _Steps, clean: _Steps | None) -> float:
-    total = max(usual.usual(lambda each: each.total, rank) for rank in usual.ranks)
+    total = max(usual.usual(lambda each: each.total - each.starved, r) for r in usual.ranks)
     found = [LATE_S_MIN, _OF_A_STEP * total, _OF_SCATTER * usual.scatter(measure, usual.ranks)]
     if clean is not None:
         by_itself = (
-            _lateness(measure, step, clean, rank).beyond
-            for step in clean.later
-            for rank in clean.ranks
+            _lateness(measure, step, clean, rank) for step in clean.later for rank in clean.ranks
         )
-        found.append(_OF_REFERENCE * max(by_itself))
+        found.append(_OF_REFERENCE * max(each.beyond - each.excuse for each in by_itself))
     return max(found)
 
 
@@ -226,7 +229,7 @@ def _straggler(
         rank=rank,
         steps=tuple(step[rank].step for step in steps),
         seconds=late.seconds,
-        error=max(ERROR_S_MIN, _SIGMAS * usual.scatter(measure, [rank])),
+        error=max(ERROR_S_MIN, _SIGMAS * usual.scatter(measure, [rank]), late.excuse),
         waited=late.waited,
         span=max((*PHASES, OUTSIDE), key=longer),
         asleep=measure is _MEASURES[0],

@@ -33,8 +33,10 @@ class StepTimes:
     ``starved`` time without a processor though it could have run. ``overlapped``: it went on while
     calls were under way. ``check`` is what the loop does after the step: it compares calls, in
     which the rank waited ``check_waited``, and records the state. ``asleep`` are the seconds of
-    each span in which the rank neither computed nor waited for a call or a processor. Unless
-    ``knows_starved``, the kernel keeps no count of waiting for a processor, and it is in there.
+    each span in which the rank neither computed nor waited for a call or a processor. Of these
+    in a step, up to ``excuse`` may have been waiting for another thread of the process that had no
+    processor, or for the disk of the trace. Unless ``knows_starved``, the kernel keeps no count of
+    waiting for a processor, and it is in there.
     """
 
     attempt: int
@@ -53,6 +55,7 @@ class StepTimes:
     check: float
     check_waited: float
     asleep: Mapping[str, float]
+    excuse: float = 0.0
     checkpoint: float | None = None
     knows_starved: bool = True
 
@@ -76,6 +79,11 @@ class StepTimes:
         """Of the rank's own time, what it was not on a processor."""
         return sum(self.asleep[name] for name in (*PHASES, OUTSIDE))
 
+    @property
+    def busy(self) -> float:
+        """Of the rank's own time, what it was on a processor."""
+        return self.own - self.slept
+
     def in_span(self, name: str) -> float:
         """The rank's own time in a phase, or outside of all."""
         if name == OUTSIDE:
@@ -96,7 +104,8 @@ def _of_rank(attempt: int, rank: int, trace: list[Record]) -> Iterator[StepTimes
         step = int(str(record["step"]))
         spans = cast(dict[str, list[float]], record["spans"])
         times = _step_times(attempt, rank, step, index, spans, saves.get(step))
-        yield replace(times, knows_starved="blind" not in record)
+        excuse = float(str(record["excuse"])) * _S
+        yield replace(times, excuse=excuse, knows_starved="blind" not in record)
 
 
 def _saves(trace: list[Record]) -> dict[int, float]:

@@ -13,6 +13,7 @@ on the processor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -35,6 +36,8 @@ class ThreadClock:
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self._file = -1
+        self._others: dict[str, _Other] = {}
+        self._gone = 0.0
         try:
             # Resolved at once: the file stays that of this thread.
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
@@ -51,7 +54,41 @@ class ThreadClock:
             return 0.0
         return int(os.pread(self._file, 64, 0).split()[1]) * _NS
 
+    def others_starved(self) -> float:
+        """Seconds for which the other threads of the process were ready to run and had no
+        processor, all together. Costs some microseconds for each thread."""
+        if not self.knows_starved:
+            return 0.0
+        own = str(threading.get_native_id())
+        alive = set(os.listdir("/proc/self/task")) - {own}
+        for name in self._others.keys() - alive:
+            self._gone += self._others.pop(name).close()
+        for name in alive - self._others.keys():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                self._others[name] = _Other(name)
+        return self._gone + sum(other.starved() for other in self._others.values())
+
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file, self.knows_starved = -1, False
+        for other in self._others.values():
+            other.close()
+        self._others.clear()
+
+
+class _Other:
+    """Another thread of the process, and what was last known of it."""
+
+    def __init__(self, name: str) -> None:
+        self._file = os.open(f"/proc/self/task/{name}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._starved = 0.0
+
+    def starved(self) -> float:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            self._starved = int(os.pread(self._file, 64, 0).split()[1]) * _NS
+        return self._starved
+
+    def close(self) -> float:
+        os.close(self._file)
+        return self._starved

@@ -13,12 +13,16 @@ class ScriptedClock(ThreadClock):
         self.close()
         self.knows_starved = True
         self.now = Reading(0.0, 0.0, 0.0)
+        self.others = 0.0
 
     def read(self) -> Reading:
         return self.now
 
     def starved(self) -> float:
         return self.now.starved
+
+    def others_starved(self) -> float:
+        return self.others
 
     def computes(self, seconds: float) -> None:
         wall, cpu, starved = self.now
