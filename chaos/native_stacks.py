@@ -9,6 +9,7 @@ waits. What could not be had, and why, is one of the lines. Torch-free.
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -64,10 +65,34 @@ def _by_pystack(process: int) -> tuple[str, str]:
 def _newest_of_main(text: str, process: int) -> list[str]:
     threads = [each for each in text.split("Traceback for thread ") if each.strip()]
     main = next((each for each in threads if each.startswith(f"{process} ")), "")
-    frames = [line.strip() for line in main.splitlines()[1:] if line.startswith("    (")]
+    frames = [_frame(line) for line in main.splitlines()[1:] if line.startswith("    (")]
     newest = [f"    {frame}" for frame in reversed(frames[-_FRAMES:])]
     more = len(frames) - len(newest)
     return newest + [f"    … and {more} more"] * (more > 0)
+
+
+_NATIVE = re.compile(r"\(C\) File .*?, line \d+, in (?P<name>.*) \((?P<library>[^()]*)\)$")
+_WIDTH_MAX = 160
+
+
+def _frame(line: str) -> str:
+    """A frame on one line: of C++ the function and the library, of Python what pystack prints."""
+    found = _NATIVE.search(line)
+    if found is None:
+        return line.strip()[:_WIDTH_MAX]
+    name = _without_arguments(found["name"].removesuffix(" (inlined)"))
+    return f"{name} ({Path(found['library']).name})"[:_WIDTH_MAX]
+
+
+def _without_arguments(name: str) -> str:
+    """The name of a C++ function, whose arguments tell little and take lines."""
+    name = name.removesuffix(" const")
+    depth = 0
+    for position in range(len(name) - 1, 0, -1):
+        depth += {")": 1, "(": -1}.get(name[position], 0)
+        if not depth:
+            return name[:position] if name[position] == "(" else name
+    return name
 
 
 def _by_kernel(process: int) -> list[str]:

@@ -46,7 +46,11 @@ class Limits:
 
 
 class Silence:
-    """Of the ranks that write ``traces``; ``processes`` gives the ids of all their processes."""
+    """Of the ranks that write ``traces``; ``processes`` gives the ids of all their processes.
+
+    ``is_broken``: something was recorded when this was asked last. ``is_explained``: a hang had to
+    follow of what has struck.
+    """
 
     def __init__(
         self, traces: Sequence[Path], limits: Limits, processes: Callable[[], Sequence[int]]
@@ -61,6 +65,7 @@ class Silence:
         self._stillness = Stillness()
         self._began = False
         self.is_broken = False
+        self.is_explained = False
 
     def __str__(self) -> str:
         still = f", and no process ran for {self._still_s:.1f} s" if self._still_s else ""
@@ -76,19 +81,21 @@ class Silence:
         self._lasts_s = now - self._heard
         if not all(sizes):
             return self._lasts_s > _START_S
+        limit_s = min(self._limits.silence_s, self._limits.stopped_silence_s)
+        if self._lasts_s > limit_s and self._must_follow(strikes):
+            return True
         if self._lasts_s > self._limits.silence_s:
             return True
-        if self._lasts_s > self._limits.stopped_silence_s:
-            return self._must_follow(strikes)
         return self._is_still(strikes, now)
 
     def _must_follow(self, strikes: Sequence[Strike]) -> bool:
         """Whether a hang is what must follow of what has struck."""
-        return any(
+        self.is_explained = any(
             (each.action == "stop" and each.resume is None)
             or (each.action in HANGING and not self._went_on_after(each))
             for each in strikes
         )
+        return self.is_explained
 
     def _went_on_after(self, strike: Strike) -> bool:
         """Whether every rank has completed the step of the strike, or a later one, since then."""

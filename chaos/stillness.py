@@ -54,16 +54,19 @@ class Stillness:
         return 0.0
 
 
+def is_stopped(process: int) -> bool:
+    """Whether a process was stopped by a signal, and does not run until it is continued."""
+    return _fields(Path(f"/proc/{process}"))[:1] == ["T"]
+
+
 def _look_at(processes: Sequence[int]) -> _Look:
     threads: set[int] = set()
     at_work, cpu_s = False, 0.0
     for process in processes:
         for entry in _threads(process):
-            try:
-                # The name in parentheses may itself hold spaces and parentheses.
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # gone meanwhile
+            fields = _fields(entry)
+            if not fields:
+                continue
             threads.add(int(entry.name))
             at_work = at_work or fields[0] in _AT_WORK
             cpu_s += (int(fields[11]) + int(fields[12])) * _TICK_S
@@ -73,5 +76,14 @@ def _look_at(processes: Sequence[int]) -> _Look:
 def _threads(process: int) -> list[Path]:
     try:
         return list(Path(f"/proc/{process}/task").iterdir())
+    except OSError:
+        return []
+
+
+def _fields(entry: Path) -> list[str]:
+    """Of the ``stat`` of a process or thread, from its state on; none if it is gone."""
+    try:
+        # The name in parentheses may itself hold spaces and parentheses.
+        return (entry / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []

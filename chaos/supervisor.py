@@ -21,6 +21,7 @@ from typing import cast
 
 from .collectives.last_calls import behind, last_calls, read_all
 from .errors import LaunchError
+from .hang import look_at_hang
 from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
@@ -29,7 +30,6 @@ from .route import Route
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
 from .silence import Limits, Silence
-from .stacks import ask_for_stacks
 from .trace import Record, read_last, read_trace
 
 __all__ = ["PREEMPTED", "Assignment", "Limits", "Progress", "supervise"]
@@ -109,7 +109,9 @@ def _attempt(
     watch = _Watch(plan, launcher, assignment.limits, progress)
     ending = watch.until_it_ends(began + assignment.limits.total_s)
     ended = time.monotonic()
-    stacks = ask_for_stacks(plan, launcher) if ending == "hung" else ()
+    stacks: tuple[str, ...] = ()
+    if ending == "hung":
+        stacks = look_at_hang(plan, launcher, is_explained=watch.silence.is_explained)
     strays = launcher.stop()
     culprit = watch.culprit()
     calls = read_all({rank: plan.calls_file(rank) for rank in range(plan.world.ranks)})

@@ -30,6 +30,7 @@ from seatrial.recovery.probe import listen, probe
 from seatrial.recovery.rng import seed_everything
 
 from ..collectives.bender import Bender
+from ..flight_recorder import answer_with_flight_record, record_file
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
@@ -53,6 +54,7 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
     _redirect_output(plan.output_file(rank))
     _set_environment(plan, rank)
     answer_with_stacks(plan.stacks_file(rank))
+    answer_with_flight_record(record_file(Path(plan.directory), rank))
     pid_file(Path(plan.directory), rank).write_text(str(os.getpid()))
     trace = TraceWriter(plan.trace_file(rank))
     trace.record("process", pid=os.getpid(), attempt=plan.attempt, rank=rank)
