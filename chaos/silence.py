@@ -22,6 +22,7 @@ from .trace import read_last, read_trace
 _START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
 _STEP_BYTES = 4 << 20  # the record of a step has the fingerprint of every tensor
 _LOOK_S = 0.1
+_SILENCING = ("stop",)  # until they are over, if they ever are
 _HANGS_AT_ONCE = ("stop", *(name for name in HANGING if name != "reorder"))
 """A call that changes places with another is held back for a while first."""
 
@@ -91,7 +92,7 @@ class Silence:
     def _must_follow(self, strikes: Sequence[Strike]) -> bool:
         """Whether a hang is what must follow of what has struck."""
         self.is_explained = any(
-            (each.action == "stop" and each.resume is None)
+            (each.action in _SILENCING and each.resume is None)
             or (each.action in HANGING and not self._went_on_after(each))
             for each in strikes
         )

@@ -73,7 +73,8 @@ class TimedWork(ForwardingWork):
         self._slot = slot
         self._began = began
         self._meter = meter
-        self._token = 0 if meter is None else meter.began(began)
+        # Not from its beginning: handing it over hides nothing.
+        self._token = 0 if meter is None else meter.began(time.monotonic())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._log.is_waited_for(self._slot)
