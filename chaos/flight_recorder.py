@@ -59,7 +59,7 @@ def record_file(directory: Path, rank: int) -> Path:
 
 
 def ask_for_flight_records(files: Mapping[int, Path], launcher: Launcher) -> tuple[str, ...]:
-    """Lines on the records of the ranks whose ``files`` are given."""
+    """Lines on the records of the ranks whose ``files`` are given, with names in the run."""
     for rank in files:
         launcher.signal(rank, _SIGNAL)
     deadline = time.monotonic() + _PATIENCE_S
@@ -70,8 +70,8 @@ def ask_for_flight_records(files: Mapping[int, Path], launcher: Launcher) -> tup
     lines = []
     if written:
         directory = files[written[0]].parent
-        lines.append(f"flight recorder of rank(s) {_list(written)}: {directory}")
-        lines.append(f"    torchfrtrace {directory} --prefix {_PREFIX} --allow-incomplete-ranks")
+        below = directory.relative_to(directory.parent.parent)
+        lines.append(f"flight recorder of rank(s) {_list(written)}: {below}/{_PREFIX}*")
     if missing:
         lines.append(f"no flight recorder of rank(s) {_list(missing)}: no answer, or none in torch")
     return tuple(lines)

@@ -55,6 +55,8 @@ class Stopwatch:
         if event == "step" and edge == "before":
             self._step, self._around = facts.get("step"), []
             self._sums = {name: [0.0] * len(self._last) for name in SPANS}
+            # What was called before a step, to warm up say, hides nothing in it.
+            self.meter.end_period(self._clock.read().wall)
             self._excuse = self._excuses()
             self._turn_to(OUTSIDE)
 

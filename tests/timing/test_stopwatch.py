@@ -107,6 +107,18 @@ def test_a_delay_at_the_end_of_a_phase_is_no_wait_for_its_futures(rank: Rank) ->
     assert rank.spans()[1]["backward"] == (7, 0, 0, 2, 0)
 
 
+def test_calls_from_before_a_step_hide_nothing_in_it(rank: Rank) -> None:
+    rank.watch.meter.began(0.0)
+    rank.clock.computes(5)
+    with around("step", step=1):
+        rank.clock.computes(1)
+        call = rank.watch.meter.began(rank.clock.now.wall)
+        rank.clock.computes(2)
+        rank.watch.meter.waited(call, 8.0, 8.0, 0.0)
+    probe("exit", "before")
+    assert rank.spans()[1]["outside"] == (3, 3, 0, 0, 2)
+
+
 def test_each_step_has_its_own_record(rank: Rank) -> None:
     for step in (1, 2):
         with around("step", step=step), around("data"):
