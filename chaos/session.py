@@ -265,18 +265,14 @@ class Session:
             self._times[clean] = read_times(reference.run)
         return read_timing(run, self._times[clean])
 
-    @staticmethod
-    def _limits(experiment: Experiment, reference: Reference) -> Limits:
+    def _limits(self, experiment: Experiment, reference: Reference) -> Limits:
+        # Waiting for a store elsewhere, or for the process of a disk, is as still as a hang.
+        asks_whether_still = not (experiment.timeout_s or experiment.object_store or self._disk)
         return Limits(
             max_restarts=experiment.max_restarts,
             silence_s=experiment.timeout_s or reference.silence_s,
             stopped_silence_s=experiment.timeout_s or reference.stopped_silence_s,
-            # What a store elsewhere, or the process of a disk, is waited for is not seen here.
-            still_s=(
-                None
-                if experiment.timeout_s or experiment.object_store or experiment.powerloss
-                else reference.still_s
-            ),
+            still_s=reference.still_s if asks_whether_still else None,
         )
 
     def _run(

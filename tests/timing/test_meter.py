@@ -5,6 +5,7 @@ That real calls are told to the meter, and real threads to the clock, is for tes
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -148,3 +149,24 @@ def test_a_clock_tells_sleep_from_work() -> None:
         return wall - cpu - starved
 
     assert idle(before, slept) > 0.009 > idle(slept, worked)
+
+
+def test_a_clock_knows_what_threads_of_the_process_went_without() -> None:
+    clock = ThreadClock()
+    before = clock.others_starved()
+    threads = [threading.Thread(target=compute, args=(0.05,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()  # all want Python's lock, and processors
+    during = clock.others_starved()
+    for thread in threads:
+        thread.join()
+    after = clock.others_starved()
+    assert 0.0 <= before <= during <= after
+    assert set(clock._others) <= set(os.listdir("/proc/self/task"))
+    clock.close()
+
+
+def compute(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass

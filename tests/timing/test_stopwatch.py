@@ -176,6 +176,17 @@ def test_threads_in_the_background_are_not_timed(rank: Rank) -> None:
     assert rank.spans() == {1: {"outside": (1, 1, 0, 0, 0)}}
 
 
+def test_what_other_threads_went_without_in_the_step_is_recorded(rank: Rank) -> None:
+    rank.clock.others = 100.0
+    with around("step", step=1):
+        rank.clock.others += 3.0
+        rank.trace.blocked_s += 0.5  # a long write
+    rank.clock.others += 7.0
+    probe("exit", "before")
+    (record,) = read_trace(rank.path)
+    assert record["excuse"] == 3_500_000
+
+
 def test_a_kernel_that_does_not_count_is_said_so(rank: Rank) -> None:
     rank.clock.knows_starved = False
     with around("step", step=1):

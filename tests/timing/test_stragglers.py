@@ -143,6 +143,16 @@ def test_nobody_is_named_where_waiting_for_a_processor_is_not_counted() -> None:
     assert stragglers(blind, REFERENCE) == []
 
 
+def test_sleep_that_starved_threads_of_the_rank_explain_is_not_held_against_it() -> None:
+    late = run(lambda rank, step: {"asleep": 0.1} if (rank, step) == (1, 12) else {})
+    assert stragglers([replace(each, excuse=0.09) for each in late], REFERENCE) == []
+    partly = only(stragglers([replace(each, excuse=0.03) for each in late], REFERENCE))
+    assert (partly.rank, partly.error) == (1, 0.03)
+    # Who computes has no such excuse.
+    busy = run(lambda rank, step: {"backward": 0.1} if (rank, step) == (1, 12) else {})
+    assert only(stragglers([replace(each, excuse=0.09) for each in busy], REFERENCE)).rank == 1
+
+
 def test_a_world_of_one_rank_has_no_straggler() -> None:
     alone = run(lambda rank, step: {"asleep": 0.1} if step == 12 else {}, ranks=1)
     assert stragglers(alone, run(ranks=1)) == []
