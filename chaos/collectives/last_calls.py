@@ -49,6 +49,15 @@ def behind(calls: Calls) -> str:
         also = f"; {_ranks(through)} {_wait(through)} for others that wait" if through else ""
         did_not = f"{_ranks(missing)} did not come to {wait.call}"
         return f"{did_not}, where rank {wait.rank} waits{also}"
+    seen_waiting = {wait.rank for wait in waits if wait.call.is_waited_for}
+    for wait in waits:
+        missing = [rank for rank in wait.missing if rank not in seen_waiting]
+        if wait.rank in seen_waiting and missing:
+            own = next(each for each in waits if each.rank == missing[0])
+            return (
+                f"rank {missing[0]} did not come to {wait.call}, where rank {wait.rank} waits; it "
+                f"has made {own.call}, to which {_ranks(own.missing)} did not come"
+            )
     if waits:
         return "the ranks wait for each other: " + "; ".join(
             f"rank {rank} in {wait.call}, for {_ranks(wait.missing)}"

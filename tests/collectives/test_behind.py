@@ -125,6 +125,27 @@ def test_ranks_that_wait_for_each_other_are_not_blamed_for_one_another(
     assert "rank 1 in all_reduce #1 of group mesh (4) at left.py:1, waited for, for rank 0" in said
 
 
+def test_a_call_that_a_rank_is_not_seen_to_wait_for_does_not_excuse_it(
+    ranks: list[Rank], told: Callable[[], str]
+) -> None:
+    # Rank 3 has begun a call and gone on, to be stopped; the others wait for it elsewhere.
+    ranks[3].call("right", state="under way")
+    for rank in (0, 1, 2):
+        ranks[rank].call("world")
+    said = told()
+    assert said.startswith("rank 3 did not come to all_reduce #1 of group mesh (4) at world.py:1")
+    assert said.endswith("right.py:1, under way, to which rank 2 did not come")
+
+
+def test_of_two_calls_under_way_the_one_that_is_waited_for_counts(
+    ranks: list[Rank], told: Callable[[], str]
+) -> None:
+    ranks[0].call("world", state="under way")  # to be waited for later
+    ranks[0].call("left")
+    ranks[1].call("left", "broadcast")
+    assert told().startswith("rank 1 called broadcast #1")
+
+
 def test_a_rank_that_did_not_send_is_named(ranks: list[Rank], told: Callable[[], str]) -> None:
     ranks[0].call("pipeline", "send", peer=1, state="done")
     ranks[1].call("pipeline", "recv", peer=0, state="done")

@@ -121,7 +121,10 @@ def test_a_call_that_nobody_waits_for_hides_nothing_after_its_period(
 
 
 def test_other_threads_are_not_counted(meter: Meter, clock: ScriptedClock) -> None:
+    own = meter.began(0.0)
+
     def elsewhere() -> None:
+        meter.took_future(own)
         token = meter.began(0.0)
         meter.took_future(token)
         meter.waited(token, 0.0, 9.0, meter.waits())

@@ -136,10 +136,10 @@ def test_each_step_has_its_own_record(rank: Rank) -> None:
 def test_a_step_that_was_not_completed_is_not_recorded(rank: Rank) -> None:
     with pytest.raises(RuntimeError), around("step", step=1), around("forward"):
         raise RuntimeError
-    with around("step", step=1), around("forward"):
+    with around("step", step=2), around("forward"):
         rank.clock.computes(3)
     probe("exit", "before")
-    assert rank.spans() == {1: {"forward": (3, 3, 0, 0, 0)}}
+    assert rank.spans() == {2: {"forward": (3, 3, 0, 0, 0)}}
 
 
 def test_a_phase_left_by_an_exception_that_the_job_survives_ends_with_the_one_around_it(
