@@ -7,6 +7,7 @@ drops with its holder); a failure is remembered too, so that each process says t
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ _SILENCE_S_MIN = 30.0  # a busy disk holds an fsync for seconds, and that is no 
 _STOPPED_S_MIN = 3.0
 _FACTOR = 20.0
 _LEAVING_FACTOR = 3.0
+_STILL_S_MIN = 1.0
+_STILL_FACTOR = 5.0
 
 _SAID_TO_USERS = {"UsageError", "TopologyError", "StateError", "DamagedRecordError"}
 """Errors whose message is a sentence for the user: a traceback would only hide it."""
@@ -38,13 +41,15 @@ RunClean = Callable[[Path, Path, float], Run]
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """The uninterrupted run. ``silence_s`` is the hang deadline that its own pace suggests,
-    ``stopped_silence_s`` the one after a rank has been stopped; see `supervisor.Limits`. An
-    experiment with a ``timeout_s`` of its own takes that instead."""
+    ``stopped_silence_s`` the one after a rank has been stopped, and ``still_s`` the one while no
+    process does anything; see `supervisor.Limits`. An experiment with a ``timeout_s`` of its own
+    takes that instead."""
 
     run: Run
     trajectory: Trajectory
     silence_s: float
     stopped_silence_s: float
+    still_s: float
     store: Path
 
 
@@ -60,14 +65,15 @@ def obtain_reference(experiment: Experiment, root: Path, run_clean: RunClean) ->
         if not (directory / "pace").exists():
             _compute(experiment, directory, run_clean)
     run = load_run(directory / "first")
-    between_s, leaving_s = map(float, (directory / "pace").read_text().split())
-    pace_s = _FACTOR * between_s
+    paces = json.loads((directory / "pace").read_text())
+    pace_s, leaving_s = _FACTOR * paces["all_run"], paces["leaving"]
     return Reference(
         run=run,
         trajectory=read_trajectory(run),
         silence_s=max(_SILENCE_S_MIN, pace_s, _FACTOR * leaving_s),
         # Ranks that hang do not leave; those that do all the same are given some time.
         stopped_silence_s=max(_STOPPED_S_MIN, pace_s, _LEAVING_FACTOR * leaving_s),
+        still_s=max(_STILL_S_MIN, _STILL_FACTOR * paces["in_steps"]),
         store=directory / "first-store",
     )
 
@@ -98,7 +104,7 @@ def _compute(experiment: Experiment, directory: Path, run_clean: RunClean) -> No
         raise
     for name in ("second", "second-store"):
         shutil.rmtree(directory / name, ignore_errors=True)
-    (directory / "pace").write_text(" ".join(map(str, _longest_gaps_s(first))))
+    (directory / "pace").write_text(json.dumps(_longest_gaps_s(first)))
 
 
 def finished(run: Run) -> Run:
@@ -138,14 +144,24 @@ def _require_equal(experiment: Experiment, first: Run, second: Run) -> None:
             )
 
 
-def _longest_gaps_s(run: Run) -> tuple[float, float]:
-    """The longest time in which no rank recorded anything, while all ran and until all had left.
+def _longest_gaps_s(run: Run) -> dict[str, float]:
+    """The longest times in which no rank recorded anything: while all ran, in steps and saves
+    alone, and until all had left.
 
     How long they took to start is none of it: the supervisor waits for that otherwise.
     """
-    found = ([float(str(record["t"])) for record in trace] for _, _, trace in run.traces())
-    traces = [times for times in found if times]
-    all_run = max(min(times) for times in traces)
-    times = sorted(t for times in traces for t in times if t >= all_run)
-    between = max((after - before for before, after in pairwise(times)), default=0.0)
-    return between, run.attempts[-1].ended_t - times[-1]
+    traces = [trace for _, _, trace in run.traces() if trace]
+    times = sorted(float(str(record["t"])) for trace in traces for record in trace)
+    all_run = max(float(str(trace[0]["t"])) for trace in traces)
+    began = max(
+        float(str(each["t"])) for trace in traces for each in trace if each["kind"] == "began"
+    )
+    return {
+        "all_run": _longest_gap_s(times, since=all_run),
+        "in_steps": _longest_gap_s(times, since=began),
+        "leaving": run.attempts[-1].ended_t - times[-1],
+    }
+
+
+def _longest_gap_s(times: list[float], *, since: float) -> float:
+    return max((b - a for a, b in pairwise(t for t in times if t >= since)), default=0.0)

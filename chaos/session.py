@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -30,17 +30,23 @@ from .route import Route
 from .run import Run, StoreState
 from .schedule import Schedule, require_possible
 from .supervisor import Assignment, Limits, Progress, supervise
+from .timing import StepTimes, Timing, read_timing
+from .timing.times import read_times
 from .trajectory import read_trajectory
 from .verdict import Judgement, Verdict, judge
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial's result: what was done, how it was judged, and the run with its traces."""
+    """One trial's result: what was done, how it was judged, and the run with its traces.
+
+    ``timing`` is what its ranks did with their time; no verdict depends on it.
+    """
 
     schedule: Schedule
     judgement: Judgement
     run: Run
+    timing: Timing = field(default_factory=Timing)
 
     @property
     def verdict(self) -> Verdict:
@@ -92,6 +98,7 @@ class Session:
         self._count = 0
         self._launchers: dict[tuple[str, tuple[str, ...]], LocalLauncher] = {}
         self._references: dict[str, Reference] = {}
+        self._times: dict[Path, list[StepTimes]] = {}
 
     def trial(
         self, experiment: Experiment, schedule: Schedule, *, progress: Progress | None = None
@@ -148,7 +155,8 @@ class Session:
             expected_steps=range(1, experiment.steps + 1),
             resharded=Resharded(route=route, legs=oracles.legs(read_trajectory(run))),
         )
-        return Trial(schedule=schedule, judgement=judgement, run=run)
+        timing = self._timing(run, reference)
+        return Trial(schedule=schedule, judgement=judgement, run=run, timing=timing)
 
     def control(
         self,
@@ -247,14 +255,24 @@ class Session:
             checkpoint_interval=experiment.checkpoint_interval,
             expected_steps=expected_steps,
         )
-        return Trial(schedule=schedule, judgement=judgement, run=run)
+        timing = self._timing(run, reference)
+        return Trial(schedule=schedule, judgement=judgement, run=run, timing=timing)
 
-    @staticmethod
-    def _limits(experiment: Experiment, reference: Reference) -> Limits:
+    def _timing(self, run: Run, reference: Reference) -> Timing:
+        """Of a run, beside the reference; now, as a trial's files do not outlive the next one."""
+        clean = reference.run.directory
+        if clean not in self._times:
+            self._times[clean] = read_times(reference.run)
+        return read_timing(run, self._times[clean])
+
+    def _limits(self, experiment: Experiment, reference: Reference) -> Limits:
+        # Waiting for a store elsewhere, or for the process of a disk, is as still as a hang.
+        asks_whether_still = not (experiment.timeout_s or experiment.object_store or self._disk)
         return Limits(
             max_restarts=experiment.max_restarts,
             silence_s=experiment.timeout_s or reference.silence_s,
             stopped_silence_s=experiment.timeout_s or reference.stopped_silence_s,
+            still_s=reference.still_s if asks_whether_still else None,
         )
 
     def _run(

@@ -2,8 +2,7 @@
 
 Guarantees: asking changes nothing in a rank but that it writes to a file of its own; a rank that
 does not answer in time, because it is stopped, gone, or has a handler of its own for the signal, is
-said to be silent. Works while the rank waits in C++, without the GIL. Native frames are not shown.
-Torch-free.
+said to be silent. Works while the rank waits in C++, without the GIL. Torch-free.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,13 @@ def answer_with_stacks(path: Path) -> None:
     faulthandler.register(_SIGNAL, file=path.open("w"), all_threads=True)
 
 
-def ask_for_stacks(plan: AttemptPlan, launcher: Launcher) -> tuple[str, ...]:
-    """The stack of the thread of each rank that took the signal, mostly its main one, as lines."""
+def ask_for_stacks(plan: AttemptPlan, launcher: Launcher, ranks: Sequence[int]) -> tuple[str, ...]:
+    """The stack of the thread of each rank that took the signal, mostly its main one, as lines.
+
+    Only ``ranks`` are asked.
+    """
     files = {rank: plan.stacks_file(rank) for rank in range(plan.world.ranks)}
-    answering = [rank for rank, path in files.items() if path.exists()]
+    answering = [rank for rank in ranks if files[rank].exists()]
     for rank in answering:
         launcher.signal(rank, _SIGNAL)
     deadline = time.monotonic() + _PATIENCE_S

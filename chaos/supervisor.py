@@ -10,7 +10,6 @@ Torch-free; runs in pytest's process.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -20,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from .actions import HANGING
 from .collectives.last_calls import behind, last_calls, read_all
 from .errors import LaunchError
+from .hang import look_at_hang
 from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
@@ -31,39 +30,21 @@ from .network.evidence import cut_off
 from .route import Route
 from .run import Attempt, Ending, Run, StoreState
 from .schedule import Schedule
-from .stacks import ask_for_stacks
+from .silence import Limits, Silence
 from .trace import Record, read_last, read_trace
+
+__all__ = ["PREEMPTED", "Assignment", "Limits", "Progress", "supervise"]
 
 PREEMPTED = 75
 """Exit status of a rank that saved and left because it was told to (``EX_TEMPFAIL``)."""
 
 _POLL_S = 0.05
-_START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
 _STRUCK_S = 2.0
 _FATAL = ("kill", "powercut", "exit", "raise", "oom", "terminate", "crash")
-_SILENCING = ("stop", "partition")  # until they are over, if they ever are
 _OUTPUT_LINES = 25
-_STEP_BYTES = 4 << 20  # the record of a step has the fingerprint of every tensor
 
 Progress = Callable[[int, int], None]
 """Called with the attempt and the step that rank 0 has reached."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When to give up: on an attempt after ``silence_s`` without any event, on the run after
-    ``max_restarts`` further attempts, on either when ``total_s`` is over.
-
-    Once a ``stop`` has struck, or a ``partition``, a hang is what must follow if nothing ends it;
-    ``stopped_silence_s`` is enough.
-    So it is where a bent collective may leave ranks waiting for each other, until each has recorded
-    a step after it.
-    """
-
-    max_restarts: int
-    silence_s: float
-    stopped_silence_s: float
-    total_s: float = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +110,9 @@ def _attempt(
     watch = _Watch(plan, launcher, assignment.limits, progress)
     ending = watch.until_it_ends(began + assignment.limits.total_s)
     ended = time.monotonic()
-    stacks = ask_for_stacks(plan, launcher) if ending == "hung" else ()
+    stacks: tuple[str, ...] = ()
+    if ending == "hung":
+        stacks = look_at_hang(plan, launcher, is_explained=watch.silence.is_explained)
     strays = launcher.stop()
     culprit = watch.culprit()
     calls = read_all({rank: plan.calls_file(rank) for rank in range(plan.world.ranks)})
@@ -206,14 +189,11 @@ class _Watch:
     ) -> None:
         self._plan = plan
         self._launcher = launcher
-        self._limits = limits
         self._progress = progress
         self._ledger = Ledger(Path(plan.run_directory) / "strikes")
         self._traces = [plan.trace_file(rank) for rank in range(plan.world.ranks)]
         self._signalled: set[tuple[int, int]] = set()
-        self._size = 0
-        self._heard = time.monotonic()
-        self._silent_for = 0.0
+        self.silence = Silence(self._traces, limits, launcher.processes)
         self.exits: list[RankExit] = []
 
     def until_it_ends(self, deadline: float) -> Ending:
@@ -226,8 +206,15 @@ class _Watch:
             if len(self.exits) == self._plan.world.ranks:
                 return "failed" if any(each.status for each in self.exits) else "completed"
             self._send_due_signals()
-            if self._is_silent() or time.monotonic() > deadline:
+            if self.silence.is_a_hang(self._strikes()) or time.monotonic() > deadline:
                 return "hung"
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        if self._progress and self.silence.is_broken:
+            record = read_last(self._traces[0], "event")
+            step = record.get("step") if record else None
+            self._progress(self._plan.attempt, step if isinstance(step, int) else 0)
 
     def _await_struck(self) -> None:
         """A survivor may be heard of before the rank that was struck; its exit is evidence."""
@@ -241,39 +228,6 @@ class _Watch:
             if awaited <= gone:
                 return
             self.exits += self._launcher.exits(timeout_s=_POLL_S)
-
-    def _is_silent(self) -> bool:
-        sizes = [_size(path) for path in self._traces]
-        now = time.monotonic()
-        if sum(sizes) != self._size:
-            self._size, self._heard = sum(sizes), now
-            if self._progress and (record := read_last(self._traces[0], "event")):
-                step = record.get("step")
-                self._progress(self._plan.attempt, step if isinstance(step, int) else 0)
-        self._silent_for = now - self._heard
-        if not all(sizes):
-            return self._silent_for > _START_S
-        if self._silent_for <= min(self._limits.stopped_silence_s, self._limits.silence_s):
-            return False
-        return self._silent_for > self._patience_s()
-
-    def _patience_s(self) -> float:
-        stopped = any(
-            (each.action in _SILENCING and each.resume is None)
-            or (each.action in HANGING and not self._went_on_after(each))
-            for each in self._strikes()
-        )
-        return self._limits.stopped_silence_s if stopped else self._limits.silence_s
-
-    def _went_on_after(self, strike: Strike) -> bool:
-        """Whether every rank has completed the step of the strike, or a later one, since then."""
-        steps = [read_last(path, "step", window_bytes=_STEP_BYTES) for path in self._traces]
-        return all(
-            step is not None
-            and float(str(step["t"])) > strike.t
-            and int(str(step["step"])) >= (strike.step or 0)
-            for step in steps
-        )
 
     def _send_due_signals(self) -> None:
         now = time.monotonic()
@@ -319,7 +273,7 @@ class _Watch:
         if ending == "completed":
             return ""
         if ending == "hung":
-            return f"no rank did anything for {self._silent_for:.1f} s"
+            return str(self.silence)
         culprit = self.culprit()
         status = next(each.status or 1 for each in self.exits if each.rank == culprit)
         if status == PREEMPTED:
@@ -329,13 +283,6 @@ class _Watch:
         error = self._error(culprit or 0)
         said = f": {error['type']}: {error['message']}" if error else ""
         return f"rank {culprit} left with exit code {status}{said}"
-
-
-def _size(path: Path) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _tail(plan: AttemptPlan, rank: int | None) -> str:

@@ -16,17 +16,27 @@ from pathlib import Path
 
 Record = dict[str, object]
 
+_LONG_S = 0.001
+
 
 class TraceWriter:
-    """Appends to ``path``. Safe to use from several threads of one process."""
+    """Appends to ``path``. Safe to use from several threads of one process.
+
+    ``blocked_s`` is what long writes took, as where the disk is busy.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.blocked_s = 0.0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def record(self, kind: str, /, **fields: object) -> None:
         """Append one record; ``kind`` is stored under ``kind`` and the time under ``t``."""
         line = json.dumps({"kind": kind, "t": time.monotonic(), **fields}, separators=(",", ":"))
+        began = time.monotonic()
         os.write(self._file, line.encode() + b"\n")  # begins as `_beginning` says
+        took_s = time.monotonic() - began
+        if took_s > _LONG_S:
+            self.blocked_s += took_s
 
     def close(self) -> None:
         os.close(self._file)

@@ -271,6 +271,8 @@ def _of_collectives(shape: Shape, *, bundled: bool) -> Iterator[tuple[str, str]]
     is_replicated = Topology.parse(shape.topology or f"dp{other + 1}").size("dp") == other + 1
     for action in ("skip", "duplicate", "wrong-shape", "wrong-dtype", "wrong-reduction"):
         yield f"{action}[all_reduce]", f"{action} {call}"
+    # Long enough to stand out on a busy machine; who was late is told with -v.
+    yield "delay[straggler]", f"delay {backward} seconds=0.3"
     # Another call of the rank must not be taken for it, so one that nothing else is under way with.
     yield "drop[hang]", f"drop rank={other} at=step:{strike}/optimizer"
     if is_replicated:

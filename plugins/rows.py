@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from seatrial.chaos.session import Trial
 
@@ -20,7 +21,11 @@ _FIRST = "chaos_trial"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One trial. ``fault`` is its whole schedule; ``note`` is what the launcher has to say."""
+    """One trial. ``fault`` is its whole schedule; ``note`` is what the launcher has to say.
+
+    ``slowest_rank`` and ``skew_s``, in the median of the steps, are of its `Timing`, and so are the
+    ``stragglers`` that were named.
+    """
 
     trial: str
     fault: str
@@ -31,11 +36,14 @@ class Row:
     recovery_s: float | None
     total_s: float
     note: str = ""
+    slowest_rank: int | None = None
+    skew_s: float | None = None
+    stragglers: str = ""
 
 
 def row_of(planned: PlannedTrial, trial: Trial, *, passed: bool) -> Row:
     """The numbers of a finished trial."""
-    judgement = trial.judgement
+    judgement, timing = trial.judgement, trial.timing
     return Row(
         trial=planned.name,
         fault=planned.name if planned.omit else str(planned.schedule),
@@ -47,6 +55,9 @@ def row_of(planned: PlannedTrial, trial: Trial, *, passed: bool) -> Row:
         total_s=round(trial.run.total_s, 3),
         # A resharded restore says which random streams had no counterpart.
         note="; ".join(judgement.notes) if planned.reshard else trial.run.note,
+        slowest_rank=timing.slowest_rank,
+        skew_s=round(median(timing.skews), 6) if timing.skews else None,
+        stragglers="; ".join(map(str, timing.stragglers)),
     )
 
 

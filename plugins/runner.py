@@ -15,6 +15,7 @@ from seatrial.chaos.launch.plan import calls_file
 from seatrial.chaos.reference import Reference
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
+from seatrial.chaos.timing.timing import timing_lines
 from seatrial.chaos.verdict import Verdict
 from seatrial.recovery.collectives import read_calls
 
@@ -31,6 +32,9 @@ from .preflight import COMPONENTS, EXTRAS, PlannedTrial, control, resharded
 from .progress import ProgressLine
 from .report import failure_report, problem_with
 from .rows import as_properties, row_of
+
+TIMES = "rank times"
+"""The section of a test's report with the times of its trials; pytest adds words of its own."""
 
 CONTROL_STEPS = 2
 """How far a control goes on after its restore."""
@@ -110,6 +114,9 @@ class TrialRunner:
                 trial = session.trial(subject, planned.schedule, progress=report)
         problem = problem_with(planned, trial, expect)
         node.user_properties += as_properties(row_of(planned, trial, passed=not problem))
+        # Shown with a failure by pytest, and with -v by the summary.
+        times = "\n".join((f"{planned.name}:", *timing_lines(trial.timing)))
+        node.add_report_section("call", TIMES, times)
         if problem:
             kept = self._keep(session, trial, planned, options)
             text = failure_report(planned, trial, problem, replay=replay, kept=kept)

@@ -26,7 +26,7 @@ from .options import ChaosOptions, experiment, read_options, reshard_routes
 from .preflight import bundled_trials, given_trials
 from .progress import ProgressLine
 from .rows import Row, rows_in
-from .runner import ChaosTrial, TrialRunner
+from .runner import TIMES, ChaosTrial, TrialRunner
 from .summary import summary_lines
 
 _ROOT, _BARE, _UNUSABLE = "seatrial_root", "seatrial_bare", "seatrial_unusable"
@@ -56,6 +56,7 @@ class ChaosPlugin:
         self._session: Session | None = None
         self._rows: list[Row] = []
         self._not_run: dict[str, list[str]] = {}
+        self._times: list[str] = []
         self._unusable = ""
         self.runner = TrialRunner(self.options, self._open, ProgressLine(config))
 
@@ -127,6 +128,7 @@ class ChaosPlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
             self._rows += rows_in(report.user_properties)
+            self._times += [text for title, text in report.sections if TIMES in title]
             if report.skipped and report.nodeid.startswith("chaos::"):
                 why = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else ""
                 names = self._not_run.setdefault(str(why).removeprefix("Skipped: "), [])
@@ -153,6 +155,10 @@ class ChaosPlugin:
             for why, not_run in self._not_run.items():
                 line = f"not run, {why}: {', '.join(not_run)}"
                 terminalreporter.write_line(line, yellow=True)
+            if self._times and self._config.option.verbose >= 1:
+                terminalreporter.section("times in ms: median / 90 % / most", "-")
+                for text in self._times:
+                    terminalreporter.write_line(text + "\n")
         if self._unusable:
             terminalreporter.write_line(f"ERROR: {self._unusable}", red=True)
 

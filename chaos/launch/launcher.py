@@ -1,7 +1,7 @@
 """How a supervisor starts the world, hears of exits, and ends it: the launcher interface.
 
 `LocalLauncher` is the one implementation: a custodian process on this machine that forks, spawns
-or runs torchrun. Another (SLURM, Kubernetes) needs the same four methods. Torch-free; used by one
+or runs torchrun. Another (SLURM, Kubernetes) needs the same five methods. Torch-free; used by one
 thread.
 """
 
@@ -56,6 +56,9 @@ class Launcher(Protocol):
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to a rank's process if it still runs."""
+
+    def processes(self) -> list[int]:
+        """The ids of all processes of the attempt on this machine; none if they are elsewhere."""
 
     def stop(self) -> list[str]:
         """End every process of the attempt; returns what outlived ranks that left by themselves."""
@@ -171,6 +174,9 @@ class LocalLauncher:
             pid = int(pid_file(Path(self._plan.directory), rank).read_text())
             if pid in descendants(self._process.pid):
                 os.kill(pid, number)
+
+    def processes(self) -> list[int]:
+        return descendants(self._process.pid)
 
     def stop(self) -> list[str]:
         strays = self._ask(do="stop")["strays"]

@@ -33,12 +33,14 @@ from seatrial.recovery.rng import seed_everything
 
 from ..collectives.bender import Bender
 from ..errors import LaunchError
+from ..flight_recorder import answer_with_flight_record, record_file
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
 from ..litter import mapped_segments
 from ..schedule import Schedule
 from ..stacks import answer_with_stacks
 from ..storage import arm
+from ..timing.stopwatch import Stopwatch
 from ..trace import TraceWriter
 from .context import RankContext
 from .plan import AttemptPlan
@@ -55,6 +57,7 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
     _redirect_output(plan.output_file(rank))
     _set_environment(plan, rank)
     answer_with_stacks(plan.stacks_file(rank))
+    answer_with_flight_record(record_file(Path(plan.directory), rank))
     pid_file(Path(plan.directory), rank).write_text(str(os.getpid()))
     trace = TraceWriter(plan.trace_file(rank))
     trace.record("process", pid=os.getpid(), attempt=plan.attempt, rank=rank)
@@ -103,7 +106,10 @@ def _run(plan: AttemptPlan, rank: int, trace: TraceWriter) -> None:
         # Announcing costs some tens of microseconds a call, and nobody else listens.
         observer.announces, observer.interceptor = True, bender
     injector = Injector(schedule, position, ledger, trace, bend=bender.arm)
-    listen(injector)
+    stopwatch = Stopwatch(trace)
+    observer.meter = stopwatch.meter
+    for listener in (stopwatch.opens, injector, stopwatch.closes):
+        listen(listener)
     strikes = Path(plan.run_directory) / "strikes"
     disarm = arm(injector, position, strikes=strikes, trace=plan.trace_file(rank))
     try:

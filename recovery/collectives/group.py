@@ -78,7 +78,9 @@ class ObservedGroup(ProcessGroup):
             self._native.bound_device_id = self.bound_device_id
         devices = {device.type for device in self._device_types}
         self._is_timed = "cuda" not in devices or self._get_backend_name() == "gloo"
-        self.observer.log_name("group", self.index, name=self.label, ranks=self.ranks)
+        self.observer.log_name(
+            "group", self.index, name=self.label, torch=self.group_name, ranks=self.ranks
+        )
 
     @property
     def unobserved(self) -> ProcessGroup:
@@ -118,7 +120,9 @@ class ObservedGroup(ProcessGroup):
         began = time.monotonic()
         slot = log.begin(began, self.index, signature.index, sequence)
         work = make(*arguments, **named)
-        return TimedWork(work, log, slot, began) if self._is_timed else work
+        if not self._is_timed:
+            return work
+        return TimedWork(work, log, slot, began, self.observer.meter)
 
     def _between(self, operation: Operation, arguments: Sequence[Any]) -> Stream:
         own = self.rank()

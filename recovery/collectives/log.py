@@ -26,8 +26,8 @@ _RECORD = struct.Struct("<QdQIIfI")
 _OUTCOME = struct.Struct("<fI")
 _OUTCOME_AT = _RECORD.size - _OUTCOME.size
 
-UNDER_WAY, DONE = range(2)
-_STATES = ("under way", "done")
+UNDER_WAY, DONE, WAITED_FOR = range(3)
+_STATES = ("under way", "done", "waited for")
 
 
 class CallLog:
@@ -55,6 +55,10 @@ class CallLog:
         _RECORD.pack_into(self._map, slot, number, t, sequence, group, call, 0.0, 0)
         return slot
 
+    def is_waited_for(self, slot: int) -> None:
+        """Somebody waits for the call."""
+        _OUTCOME.pack_into(self._map, slot + _OUTCOME_AT, 0.0, WAITED_FOR)
+
     def is_done(self, slot: int, seconds: float) -> None:
         """Somebody waited for the call, and it was done after ``seconds``."""
         _OUTCOME.pack_into(self._map, slot + _OUTCOME_AT, seconds, DONE)
@@ -68,7 +72,8 @@ class CallLog:
 class LoggedCall:
     """One call of a rank. ``number`` counts all its calls, ``sequence`` those in the group, from 1.
 
-    ``group`` is the group's description, ``ranks`` its global ranks. ``t`` is ``CLOCK_MONOTONIC``
+    ``group`` is the group's description, ``group_name`` what torch calls it, ``ranks`` its global
+    ranks. ``t`` is ``CLOCK_MONOTONIC``
     seconds; ``seconds`` is None while nobody has waited for it to be done. ``peer`` is the other
     rank of a point-to-point call.
     """
@@ -85,11 +90,22 @@ class LoggedCall:
     state: int
     seconds: float | None
     peer: int | None
+    group_name: str = ""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody was seen to wait for it, and not to be done with that."""
+        return self.state == WAITED_FOR
 
     @property
     def waits(self) -> bool:
         """Whether it had begun, and was not seen to be done."""
         return self.state != DONE
+
+    @property
+    def where(self) -> tuple[str, tuple[int, ...]]:
+        """The group that it was made in, on every rank alike."""
+        return self.group_name or self.group, self.ranks
 
     def __str__(self) -> str:
         return (
@@ -134,4 +150,5 @@ def _logged(record: tuple[Any, ...], names: dict[tuple[str, int], Any]) -> Logge
         state=state,
         seconds=seconds if state == DONE else None,
         peer=call.get("peer"),
+        group_name=group.get("torch", ""),
     )

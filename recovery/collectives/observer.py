@@ -23,6 +23,7 @@ from ..errors import RecoveryError
 from ..probe import probe
 from .group import Call, ObservedGroup
 from .log import CallLog
+from .meter import Meter
 
 Interceptor = Callable[[Call], Work]
 
@@ -34,6 +35,7 @@ class Observer:
 
     def __init__(self, log: CallLog | None) -> None:
         self.log = log
+        self.meter: Meter | None = None  # is told of waits for calls that are logged
         # A group that is destroyed takes its connections with it, unless somebody holds it.
         self._groups: list[weakref.ref[ObservedGroup]] = []
         self.attends = False

@@ -13,6 +13,7 @@ from typing import Any
 from torch._C._distributed_c10d import Work
 
 from .log import CallLog
+from .meter import Meter
 
 
 class ForwardingWork(Work):
@@ -60,16 +61,36 @@ class ForwardingWork(Work):
 
 
 class TimedWork(ForwardingWork):
-    """Tells the log how long after its beginning the call was seen to be done."""
+    """Tells the log how long after its beginning the call was seen to be done, and a meter how
+    long somebody waited for it."""
 
-    def __init__(self, inner: Work, log: CallLog, slot: int, began: float) -> None:
+    def __init__(
+        self, inner: Work, log: CallLog, slot: int, began: float, meter: Meter | None
+    ) -> None:
         Work.__init__(self)
         self.inner = inner
         self._log = log
         self._slot = slot
         self._began = began
+        self._meter = meter
+        # Not from its beginning: handing it over hides nothing.
+        self._token = 0 if meter is None else meter.began(time.monotonic())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self._log.is_waited_for(self._slot)
+        meter = self._meter
+        starved = 0.0 if meter is None else meter.waits()
+        start = time.monotonic()
         done = self.inner.wait() if timeout is None else self.inner.wait(timeout)
-        self._log.is_done(self._slot, time.monotonic() - self._began)
+        end = time.monotonic()
+        self._log.is_done(self._slot, end - self._began)
+        if meter is not None:
+            meter.waited(self._token, start, end, starved)
+            self._token = -1  # whoever waits again finds it done
         return done
+
+    def get_future(self) -> Any:
+        if self._meter is not None:
+            self._meter.took_future(self._token)
+            self._token = -1
+        return self.inner.get_future()

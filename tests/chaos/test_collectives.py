@@ -201,6 +201,7 @@ def test_a_hang_shows_where_each_rank_is(steps: Steps) -> None:
 def test_a_stopped_rank_shows_no_stack(steps: Steps) -> None:
     attempt = steps("one_of_each", "stop rank=1 at=step:3/collective/all_reduce").attempts[0]
     assert "rank 1: no stack, it did not answer" in attempt.stacks
+    assert "rank 1 is stopped, and answers nothing" in attempt.stacks
 
 
 def test_the_last_record_of_a_killed_rank_is_the_call_it_died_in(steps: Steps) -> None:
@@ -305,4 +306,5 @@ def test_integers_that_cannot_become_nan_are_left_as_they_are(steps: Steps, of: 
 def test_a_call_in_another_group_leaves_the_others_waiting(steps: Steps) -> None:
     attempt = steps("two_groups", "wrong-group rank=1 at=step:2/collective/all_reduce").attempts[0]
     assert attempt.ending == "hung"
-    assert "rank 1 did not come to all_reduce #2 of group red" in attempt.cause
+    assert "the ranks wait for each other: rank 0 in all_reduce #2 of group red" in attempt.cause
+    assert "; rank 1 in all_reduce #1 of group default_pg" in attempt.cause

@@ -52,8 +52,21 @@ def test_several_workers_share_one_reference_and_report_every_trial_once(
     assert (killed["chaos_attempts"], killed["chaos_steps_lost"]) == ("2", "0")
     assert float(killed["chaos_recovery_s"]) > 0
     assert cases["kill[rank1-step5-backward-nth2]"]["chaos_verdict"] == "NOT_EXERCISED"
+    assert killed["chaos_slowest_rank"] in ("0", "1")
+    assert float(killed["chaos_skew_s"]) > 0
+    assert "chaos_stragglers" in killed
+
+    times = result.outlines[result.outlines.index(next(filter(is_of_times, result.outlines))) :]
+    assert "clean:" in times
+    headings = [line.split() for line in times if line.split()[:2] == ["rank", "0"]]
+    assert headings == [["rank", "0", "rank", "1"]] * 3
+    assert sum(line.startswith("backward ") for line in times) == 3
 
     assert list(temporary.iterdir()) == []
+
+
+def is_of_times(line: str) -> bool:
+    return "times in ms: median / 90 % / most" in line
 
 
 def replay_of(result: pytest.RunResult) -> list[str]:
@@ -85,8 +98,11 @@ def test_a_failure_says_why_and_its_replay_line_fails_the_same_way(
             "attempt 1: failed, rank 1 was killed by SIGKILL",
             "attempt 2: completed",
             "replay: *",
+            "*rank times*",
+            "whole step * / * / *",
         ]
     )
+    assert not any(map(is_of_times, first.outlines))
 
     kept = temporary.parent / "kept" / "kill_rank1-step5-backward"
     assert (kept / "traces" / "attempt2-rank0.jsonl").stat().st_size > 0
