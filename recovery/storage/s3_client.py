@@ -222,9 +222,11 @@ class S3Client:
         return _file_systems[key]
 
     def _made(self) -> Any:
+        from fsspec.config import apply_config
         from s3fs import S3FileSystem
 
-        options = dict(self._options)
+        # Here already: fsspec would not merge what its configuration says with ours.
+        options = apply_config(S3FileSystem, dict(self._options))
         given = options.pop("config_kwargs", None)
         config: dict[str, object] = {
             "connect_timeout": CONNECT_TIMEOUT_S,
