@@ -183,8 +183,10 @@ class S3Client:
                 arguments["Body"] = bytes(data)
             return self._send(operation, name, body, arguments)
 
-        data = arguments.get("Body", into)
-        return perform(event, send, data, lost=lost, file=f"{self.url}/{name}")
+        facts: dict[str, object] = {"file": f"{self.url}/{name}"}
+        if "Delete" in arguments:
+            facts["names"] = [self.name(each["Key"]) for each in arguments["Delete"]["Objects"]]
+        return perform(event, send, arguments.get("Body", into), lost=lost, **facts)
 
     def _send(
         self,

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 import object_servers
+import pytest
 
 TESTS = """
 import os, pathlib, sys
