@@ -24,7 +24,6 @@ from seatrial.recovery.storage.objects import Objects, ObjectStorage
 from ..errors import ChaosError
 from .hearing import Hearing, Save
 from .operations import UPLOAD, Recording
-from .recorder import Save
 
 __all__ = ["record_objects"]
 

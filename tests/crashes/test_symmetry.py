@@ -1,0 +1,151 @@
+"""Ranks that may be exchanged: when they are, and that nothing is missed when one of many equal
+states is tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crash_protocols import record_pointer, without
+
+from seatrial.chaos.crashes.disk import MODELS, Model
+from seatrial.chaos.crashes.explore import explore
+from seatrial.chaos.crashes.operations import Operation, Recording
+from seatrial.chaos.crashes.own_store import record_store
+from seatrial.chaos.crashes.recorder import Messages, record
+from seatrial.chaos.crashes.symmetry import symmetry_of
+from seatrial.chaos.errors import ChaosError
+
+RANKS = 3
+
+
+def write(path: Path, content: bytes, *, fsync: bool = True) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(content)
+        if fsync:
+            os.fsync(file.fileno())
+
+
+def fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def record_shards(root: Path, *, fsync: bool = True, odd: str = "") -> Recording:
+    """Every rank writes a shard, and rank 0 a file ``done`` when it has heard from all.
+
+    ``odd`` is what the last rank does differently.
+    """
+    root.mkdir()
+
+    def save(rank: int) -> Callable[[Messages], object]:
+        is_odd = rank == RANKS - 1
+
+        def run(messages: Messages) -> None:
+            content = b"new" * (2 if is_odd and odd == "length" else 1) + bytes([rank])
+            write(root / f"shard-{rank}", content, fsync=fsync)
+            fsync_directory(root)
+            if is_odd and odd == "order":
+                write(root / "extra", b"x")
+            if is_odd and odd == "knowledge":
+                while not messages.check(["done0"]):
+                    pass
+                messages.get("done0")
+            messages.set(f"done{rank}", b"")
+            if rank == 0:
+                for other in range(1, RANKS):
+                    while not messages.check([f"done{other}"]):
+                        pass
+                    messages.get(f"done{other}")
+                write(root / "done", b"yes")
+                fsync_directory(root)
+
+        return run
+
+    return record(root, [save(rank) for rank in range(RANKS)])
+
+
+def load(root: Path) -> int:
+    """Looks at every shard, whichever rank's it is, in the same way."""
+    if not (root / "done").exists() or (root / "done").read_bytes() != b"yes":
+        return 1
+    for rank in range(RANKS):
+        if (root / f"shard-{rank}").read_bytes() != b"new" + bytes([rank]):
+            raise ValueError("a shard is damaged")
+    return 2
+
+
+def explored(
+    recording: Recording, model: Model, *, symmetric: bool
+) -> tuple[int, int | None, set[str]]:
+    found = explore(
+        recording, load, old=1, new=2, model=model, look="everything", symmetric=symmetric
+    )
+    assert (found.counterexample, found.complete) == (None, True)
+    return found.runs, found.states, set(found.outcomes)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_states_are_covered_by_fewer_runs(tmp_path: Path, model: Model) -> None:
+    recording = record_shards(tmp_path / "root")
+    assert symmetry_of(recording).classes == ((1, 2),)
+    runs, states, outcomes = explored(recording, model, symmetric=False)
+    fewer, same_states, same_outcomes = explored(recording, model, symmetric=True)
+    assert (same_states, same_outcomes) == (states, outcomes)
+    assert fewer < 0.7 * runs
+
+
+def test_what_breaks_recovery_is_found_all_the_same(tmp_path: Path) -> None:
+    recording = record_shards(tmp_path / "root", fsync=False)
+    for symmetric in (False, True):
+        found = explore(
+            recording, load, old=1, new=2, model="weak", look="everything", symmetric=symmetric
+        )
+        assert found.counterexample is not None
+        assert found.counterexample.reason == "recovery fails: ValueError: a shard is damaged"
+
+
+@pytest.mark.parametrize("odd", ["length", "order", "knowledge"])
+def test_ranks_that_differ_in_anything_are_not_exchanged(tmp_path: Path, odd: str) -> None:
+    assert symmetry_of(record_shards(tmp_path / "root", odd=odd)).classes == ()
+
+
+def test_ranks_of_which_only_one_is_waited_for_are_not_exchanged(tmp_path: Path) -> None:
+    recording = record_shards(tmp_path / "root")
+
+    def is_second_report(operation: Operation) -> bool:
+        return operation.heard is not None and operation.heard[0] == 2
+
+    assert symmetry_of(without(recording, is_second_report)).classes == ()
+
+
+def test_ranks_that_write_one_file_are_not_exchanged(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "shared").write_bytes(b"")
+
+    def save(rank: int) -> Callable[[Messages], object]:
+        def run(_: Messages) -> None:
+            write(root / f"own-{rank}", b"x")
+            descriptor = os.open(root / "shared", os.O_WRONLY)
+            os.pwrite(descriptor, b"y", rank)
+            os.close(descriptor)
+
+        return run
+
+    assert symmetry_of(record(root, [save(rank) for rank in range(2)])).classes == ()
+
+
+def test_ranks_of_this_projects_save_are_symmetric_but_for_the_coordinator(tmp_path: Path) -> None:
+    assert symmetry_of(record_store(tmp_path / "store", ranks=4)).classes == ((1, 2, 3),)
+
+
+def test_a_recovery_that_is_not_seen_is_still_refused(tmp_path: Path) -> None:
+    recording = record_pointer(tmp_path / "pointer")
+    with pytest.raises(ValueError, match="symmetric=True is for look='everything'"):
+        explore(recording, lambda _: 2, old=1, new=2, model="weak", symmetric=True)
+    with pytest.raises(ChaosError, match="not seen to look at anything"):
+        explore(recording, lambda _: 2, old=1, new=2, model="weak")
