@@ -135,17 +135,24 @@ def explore_objects(
     old: object,
     new: object,
     symmetric: bool = False,
+    late: bool = False,
 ) -> Exploration:
     """Run ``recover(objects)`` for every state of an object store; as `explore`.
 
-    What recovery writes and deletes there it finds again. ``symmetric`` is as in `explore`, and
-    needs nothing else.
+    What recovery writes and deletes there it finds again.
+
+    Args:
+        symmetric: as in `explore`, and needs nothing else.
+        late: requests that were in flight when the ranks died may also happen whenever recovery
+            looks again at what they concern. For few ranks, and not with ``symmetric``.
     """
+    if symmetric and late:
+        raise ValueError("symmetric=True and late=True do not go together")
     disk = ObjectModel(recording)
     symmetry = symmetry_of(recording) if symmetric else NONE
 
     def begin(choices: tuple[int, ...]) -> ObjectState:
-        return ObjectState(disk, choices, symmetry)
+        return ObjectState(disk, choices, symmetry, late=late)
 
     return _search(_Search(disk, begin, recover, False, ""), symmetry, old, new)
 

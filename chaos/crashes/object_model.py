@@ -6,14 +6,17 @@ not answered may have happened or not; so may each object of a deletion of many 
 of two clients for one object, of which neither had heard of the other, happen in either order. A
 conditional PUT that was refused did nothing. There are no directories and no half objects.
 
-Does not: lose what was answered, or let a request happen after recovery has begun. Torch-free.
+What was sent by a client that died may also happen later, while recovery is under way: such
+requests are those that `ObjectModel.in_flight` allows.
+
+Does not: lose what was answered. Torch-free.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from .disk import Assumptions, Disk, Option
+from .disk import Assumptions, Change, Disk, Option
 from .operations import Operation, Recording
 
 __all__ = ["ObjectModel"]
@@ -40,6 +43,19 @@ class ObjectModel(Disk):
         """Every upload that is ever unfinished."""
         operations = [o for ops in self.recording.ranks for o in ops]
         return sorted({o.path for o in operations if o.kind == "put" and o.path == o.upload})
+
+    def steps(self, path: str) -> list[Change]:
+        """Everything that may happen to an object, as it was recorded."""
+        return [change for change, _ in self._by_path.get(path, [])]
+
+    def in_flight(self, change: Change, given: Assumptions) -> Assumptions | None:
+        """``given``, and the request was sent and did not happen yet; None if that cannot be."""
+        if (assumed := self._assume(given, [(change, False)])) is None:
+            return None
+        least = list(assumed.least)
+        operation = change.operation
+        least[operation.rank] = max(least[operation.rank], self.recording.place(operation) + 1)
+        return self._consistent(least, assumed.most, assumed.changes)
 
     def content(self, node: int) -> bytes:
         """What the object holds; it never changes."""

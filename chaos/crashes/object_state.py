@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from seatrial.recovery.errors import DamagedCheckpointError
 
 from .choices import Choices
+from .disk import Change, Option
 from .object_model import ObjectModel
 from .operations import UPLOAD
 from .symmetry import NONE, Symmetry
@@ -29,9 +30,16 @@ class ObjectState(Choices):
     threads = 1
 
     def __init__(
-        self, model: ObjectModel, choices: tuple[int, ...], symmetry: Symmetry = NONE
+        self,
+        model: ObjectModel,
+        choices: tuple[int, ...],
+        symmetry: Symmetry = NONE,
+        *,
+        late: bool = False,
     ) -> None:
         super().__init__(model, symmetry, choices)
+        self._late = late
+        self._landed: set[int] = set()
         self._model = model
         own = symmetry.paths
         self._in_order = [*sorted(set(model.paths).difference(own)), *own]
@@ -115,11 +123,32 @@ class ObjectState(Choices):
         """Decide which of the versions of each object is there."""
         for name in names:
             if name in self._found:
+                if self._late:
+                    self._wait(name)
                 continue
             node = self.choose(self._model.names(name, self.given), name)
             assert node is None or isinstance(node, int)
             self.pass_over(name)
             self._found[name] = None if node is None else self._model.content(node)
+
+    def _wait(self, name: str) -> None:
+        """Since recovery has last looked, a request that was in flight may have happened."""
+        for change in self._model.steps(name):
+            if change.number in self._landed:
+                continue
+            in_flight = self._model.in_flight(change, self.given)
+            if in_flight is None:
+                continue
+            options = [Option(False, self.given, 0), Option(True, in_flight, 1)]
+            if self.choose(options, ""):
+                self._land(change)
+
+    def _land(self, change: Change) -> None:
+        self._landed.add(change.number)
+        if change.operation.kind == "put new" and self._held().get(change.operation.path):
+            return
+        for name, node in change.names:
+            self._now[name] = None if node is None else self._model.content(node)
 
 
 class _Sink:

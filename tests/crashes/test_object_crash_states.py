@@ -29,6 +29,7 @@ from seatrial.recovery.exchange import SoloExchange
 from seatrial.recovery.files import file_problems
 from seatrial.recovery.probe import listen
 from seatrial.recovery.restoring import Restorer
+from seatrial.recovery.retention import collect
 from seatrial.recovery.storage import s3_upload
 from seatrial.recovery.storage.generic import FsspecObjects
 from seatrial.recovery.storage.objects import Objects, ObjectStorage
@@ -225,6 +226,41 @@ def test_deleting_the_previous_checkpoint_before_the_new_one_is_published_is_cau
     assert found.counterexample.reason.startswith("recovery returns None, which is neither")
     # The tombstone alone is enough.
     assert [str(o).partition(" to ")[0] for o in found.counterexample.done] == ["put 26 bytes"]
+
+
+# Requests that happen after their client has died
+
+
+def restore_and_collect(objects: Objects) -> int | None:
+    """As a job that is started anew; what is published then is whole, whatever comes late."""
+    found = restore(2)(objects)
+    collect(CheckpointDirectory(ObjectStorage(objects)), keep_last=4)
+    steps = whole_steps(objects)
+    assert found in steps, f"{found} was restored, and {steps} are left"
+    return found
+
+
+def test_no_request_that_lands_late_publishes_what_was_collected(url: str) -> None:
+    recording = record_store(url, ranks=2)
+    found = explore_objects(recording, restore_and_collect, old=1, new=2, late=True)
+    assert_all_recover(found)
+
+
+def test_leftovers_that_are_deleted_without_a_tombstone_are_caught(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete(storage: ObjectStorage, leftovers: list[str], steps: list[int]) -> list[str]:
+        names = storage.objects.sizes()
+        storage.objects.delete([n for each in leftovers for n in names if n.startswith(each)])
+        return leftovers
+
+    monkeypatch.setattr(ObjectStorage, "delete", delete)
+    recording = record_store(url, ranks=2)
+    found = explore_objects(recording, restore_and_collect, old=1, new=2, late=True)
+    assert found.counterexample is not None
+    assert "step 2 is published, and " in found.counterexample.reason
+    # All that has landed before recovery begins is right.
+    assert_all_recover(explore_objects(recording, restore_and_collect, old=1, new=2))
 
 
 # The model
