@@ -49,12 +49,14 @@ class Counterexample:
         done: the operations before the crash, in their order; the fewest that lead to it.
         found: what recovery found in the directory: path to bytes, None for a directory.
         missing: names that recovery looked for and that were not there.
+        later: those of them that the operations after the crash would have made.
     """
 
     reason: str
     done: tuple[Operation, ...]
     found: dict[str, bytes | None]
     missing: tuple[str, ...]
+    later: tuple[str, ...] = ()
 
 
 @dataclass
@@ -256,4 +258,8 @@ def _broken(
     else:
         return None
     done = tuple(disk.recording.done(given.least))
-    return Counterexample(reason, done, state.visible(), state.missing())
+    missing = state.missing()
+    touched = {path for o in done for path in (o.path, o.target)}
+    made = {c for change in disk.changes for c, node in change.names if node is not None}
+    later = tuple(path for path in missing if path in made and path not in touched)
+    return Counterexample(reason, done, state.visible(), missing, later)

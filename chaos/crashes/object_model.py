@@ -70,7 +70,8 @@ class ObjectModel(Disk):
             later = [
                 (other, False)
                 for other, _ in steps
-                if self.recording.is_before(change.operation, other.operation)
+                if other is not change
+                and self.recording.is_before(change.operation, other.operation)
             ]
             if (assumed := self._assume(given, [(change, True), *later])) is not None:
                 options.append(Option(node, assumed, token))

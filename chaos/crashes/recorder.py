@@ -115,6 +115,8 @@ class _Recorder(Hearing):
         if not set(mode) & set("wax+") or self._files.relative(path) is None:
             return call(path, mode, *args, **options)
         raw = _RecordedFile(self, path, mode)
+        if options.get("buffering", args[0] if args else -1) == 0:
+            return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         if "b" in mode:
             return buffered

@@ -133,9 +133,9 @@ class _Recorder(Hearing):
         self._answered(rank, names)
 
     def _answered(self, rank: int, names: Sequence[str]) -> None:
+        self.note(rank, "answer", request=self._requests)
         for name in names:
             self._written[name] = rank, len(self.ranks[rank])
-        self.note(rank, "answer", request=self._requests)
         self._requests += 1
 
     def require_complete(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from .operations import Operation, Recording
+from .operations import UPLOAD, Operation, Recording
 
 __all__ = ["NONE", "Order", "Symmetry", "symmetry_of"]
 
@@ -82,6 +82,8 @@ class _View:
                 for path in _paths(operation):
                     if touched[path] == {rank} and path not in self.own[rank]:
                         self.own[rank].append(path)
+            # What recovery may never look at comes last, or nothing behind it could be compared.
+            self.own[rank].sort(key=lambda path: UPLOAD in path)
         self._effects = [[o for o in ops if o.kind != "hear"] for ops in recording.ranks]
         # How many effects there are among the first operations of a rank.
         self._counts = [[0, *_running(o.kind != "hear" for o in ops)] for ops in recording.ranks]

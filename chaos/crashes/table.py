@@ -27,6 +27,7 @@ def table(counterexample: Counterexample, *, context: int = 12) -> str:
     lines += [
         f"{'nothing':<20}  {path}" for path in counterexample.missing if _is_lost(path, shown)
     ]
+    lines += [f"{'not there yet':<20}  {path}" for path in counterexample.later]
     return "\n".join([*lines, f"{'all':<20}  {whole} other files that recovery read"])
 
 
