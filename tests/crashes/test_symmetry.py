@@ -4,6 +4,7 @@ states is tried."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def fsync_directory(path: Path) -> None:
     os.close(descriptor)
 
 
+def hear(messages: Messages, key: str) -> None:
+    while not messages.check([key]):
+        time.sleep(0.001)
+    messages.get(key)
+
+
 def record_shards(root: Path, *, fsync: bool = True, odd: str = "") -> Recording:
     """Every rank writes a shard, and rank 0 a file ``done`` when it has heard from all.
 
@@ -45,23 +52,21 @@ def record_shards(root: Path, *, fsync: bool = True, odd: str = "") -> Recording
         is_odd = rank == RANKS - 1
 
         def run(messages: Messages) -> None:
+            if is_odd and odd == "knowledge":
+                hear(messages, "done0")
             content = b"new" * (2 if is_odd and odd == "length" else 1) + bytes([rank])
             write(root / f"shard-{rank}", content, fsync=fsync)
             fsync_directory(root)
             if is_odd and odd == "order":
                 write(root / "extra", b"x")
-            if is_odd and odd == "knowledge":
-                while not messages.check(["done0"]):
-                    pass
-                messages.get("done0")
             messages.set(f"done{rank}", b"")
             if rank == 0:
                 for other in range(1, RANKS):
-                    while not messages.check([f"done{other}"]):
-                        pass
-                    messages.get(f"done{other}")
+                    hear(messages, f"done{other}")
                 write(root / "done", b"yes")
                 fsync_directory(root)
+                messages.set("over", b"")
+            hear(messages, "over")
 
         return run
 
