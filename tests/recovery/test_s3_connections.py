@@ -10,10 +10,12 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from aiohttp import web
+from fsspec.asyn import get_loop
 
 from seatrial.recovery.storage import s3_client
 from seatrial.recovery.storage.retry import RetryPolicy
@@ -125,6 +127,37 @@ def test_a_body_that_comes_after_the_timeout_reaches_no_tensor(
     assert objects.sizes() == {}
     assert bytes(another) == CONTENT
     assert bytes(target) == b"good" * 16
+
+
+def test_a_call_does_not_return_before_its_request_is_over(
+    server: Server, objects: S3Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even while the event loop stands still, so that the request has yet to begin."""
+    assert objects.sizes() == {}
+    monkeypatch.setattr(s3_client, "_REQUEST_S", 0.1)
+    server.release()
+    target = bytearray(len(CONTENT))
+
+    def read() -> None:
+        with suppress(OSError):  # in time or not
+            objects.read_into("shard", 0, memoryview(target), len(CONTENT))
+
+    goes_on = threading.Event()
+    get_loop().call_soon_threadsafe(goes_on.wait)
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join(2)  # fsspec's own timeout looks at the clock once a second
+    returned = not reader.is_alive()
+    if returned:
+        target[:] = b"good" * 16
+    goes_on.set()
+    reader.join()
+    if not returned:
+        target[:] = b"good" * 16
+    monkeypatch.undo()
+    assert objects.sizes() == {}
+    assert bytes(target) == b"good" * 16
+    assert not returned
 
 
 def test_a_child_that_drops_its_parents_client_leaves_the_parent_its_connections(
