@@ -36,7 +36,9 @@ class Choices:
         Raises:
             Superfluous: every option leads to a state that is tried elsewhere.
         """
-        allowed = [each for each in options if self._order.allows(path, each.token)]
+        allowed = options
+        if self._order.concerns(path):
+            allowed = [each for each in options if self._order.allows(path, each.token)]
         if not allowed:
             self.is_superfluous = True
             raise Superfluous

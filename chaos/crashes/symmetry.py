@@ -157,10 +157,12 @@ class Order:
             for index, rank in enumerate(each)
         }
 
+    def concerns(self, path: str) -> bool:
+        """Whether it is a symmetric rank's own."""
+        return path in self._place
+
     def allows(self, path: str, token: int) -> bool:
-        """Whether no rank would be ahead of the one before it."""
-        if path not in self._place:
-            return True
+        """Whether no rank would be ahead of the one before it, as to a path that `concerns`."""
         rank, place = self._place[path]
         decided = self._decided[rank]
         mine = [*decided[:place], [*decided[place], token], *decided[place + 1 :]]
