@@ -266,8 +266,8 @@ def test_leftovers_that_are_deleted_without_a_tombstone_are_caught(
 # The model
 
 
-def requests(*ranks: Callable[[Any], None]) -> tuple[str, Recording]:
-    """``ranks`` write into a memory below the returned URL, in turn."""
+def requests(*ranks: Callable[[Any], None]) -> Recording:
+    """``ranks`` write into a memory, in turn."""
     url = f"memory://{secrets.token_hex(8)}"
     objects = FsspecObjects(url, {}, single_writer=False)
     turn = threading.Semaphore(0)
@@ -282,7 +282,7 @@ def requests(*ranks: Callable[[Any], None]) -> tuple[str, Recording]:
 
         return run
 
-    return url, record_objects(url, [save(number) for number in range(len(ranks))])
+    return record_objects(url, [save(number) for number in range(len(ranks))])
 
 
 def seen(recording: Recording, *names: str) -> set[tuple[bytes | None, ...]]:
@@ -298,10 +298,16 @@ def seen(recording: Recording, *names: str) -> set[tuple[bytes | None, ...]]:
 
 
 def test_of_two_clients_that_write_one_object_either_may_be_last() -> None:
-    _, recording = requests(
-        lambda objects: objects.put("a", b"0"), lambda objects: objects.put("a", b"1")
-    )
-    assert seen(recording, "a") == {(None,), (b"0",), (b"1",)}
+    def writer(number: int) -> Callable[[Any], None]:
+        def write(objects: Any) -> None:
+            objects.put("a", b"%d" % number)
+            objects.put(f"done{number}", b"")
+
+        return write
+
+    states = seen(requests(writer(0), writer(1)), "a", "done0", "done1")
+    assert {a for a, *done in states if done == [b"", b""]} == {b"0", b"1"}
+    assert {a for a, *done in states if done == [None, None]} == {None, b"0", b"1"}
 
 
 def test_whoever_has_read_an_object_comes_after_whoever_wrote_it() -> None:
@@ -310,7 +316,7 @@ def test_whoever_has_read_an_object_comes_after_whoever_wrote_it() -> None:
         objects.put("a", b"1")
         objects.put("b", b"1")
 
-    _, recording = requests(lambda objects: objects.put("a", b"0"), second)
+    recording = requests(lambda objects: objects.put("a", b"0"), second)
     assert seen(recording, "a", "b") == {
         (None, None), (b"0", None), (b"1", None), (b"1", b"1")
     }  # fmt: skip
@@ -321,7 +327,7 @@ def test_what_was_answered_is_there_before_the_next_request_is_made() -> None:
         objects.put("a", b"0")
         objects.put("b", b"0")
 
-    _, recording = requests(write)
+    recording = requests(write)
     assert seen(recording, "a", "b") == {(None, None), (b"0", None), (b"0", b"0")}
 
 
@@ -332,7 +338,7 @@ def test_an_upload_is_unfinished_until_the_object_is_there_whole() -> None:
         sink.write_at(b"y", 1)
         sink.finish()
 
-    _, recording = requests(write)
+    recording = requests(write)
     states = set()
 
     def recover(objects: Objects) -> int:

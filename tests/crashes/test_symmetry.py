@@ -7,17 +7,19 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crash_protocols import record_pointer, without
 
 from seatrial.chaos.crashes.disk import MODELS, Model
-from seatrial.chaos.crashes.explore import explore
+from seatrial.chaos.crashes.explore import explore, explore_objects
 from seatrial.chaos.crashes.operations import Operation, Recording
 from seatrial.chaos.crashes.own_store import record_store
 from seatrial.chaos.crashes.recorder import Messages, record
 from seatrial.chaos.crashes.symmetry import symmetry_of
 from seatrial.chaos.errors import ChaosError
+from seatrial.recovery.storage.objects import Objects
 
 RANKS = 3
 
@@ -136,12 +138,50 @@ def test_ranks_that_write_one_file_are_not_exchanged(tmp_path: Path) -> None:
         def run(_: Messages) -> None:
             write(root / f"own-{rank}", b"x")
             descriptor = os.open(root / "shared", os.O_WRONLY)
-            os.pwrite(descriptor, b"y", rank)
+            os.pwrite(descriptor, b"%d" % rank, 0)
             os.close(descriptor)
 
         return run
 
     assert symmetry_of(record(root, [save(rank) for rank in range(2)])).classes == ()
+
+
+def test_no_state_is_missed_that_recovery_comes_to_in_another_order() -> None:
+    """Two ranks that each delete two objects by one request, and a recovery that begins at the
+    last of them."""
+    names = ["a0", "b0", "a1", "b1"]
+    number = iter(range(9))
+
+    def deletes(rank: int) -> list[Operation]:
+        facts: dict[str, Any] = {"rank": rank, "request": rank}
+        return [
+            *(
+                Operation(number=next(number), kind="delete", path=f"{name}{rank}", **facts)
+                for name in "ab"
+            ),
+            Operation(number=next(number), kind="answer", **facts),
+        ]
+
+    recording = Recording(
+        [deletes(0), deletes(1)],
+        dict.fromkeys(names, b"x"),
+        {name: node for node, name in enumerate(names, start=1)},
+    )
+
+    def seen(*, symmetric: bool) -> set[str]:
+        found = set()
+
+        def recover(objects: Objects) -> int:
+            there = {name: name in objects.sizes(name) for name in reversed(names)}
+            found.add(str(sorted((there[f"a{rank}"], there[f"b{rank}"]) for rank in range(2))))
+            return 1
+
+        explore_objects(recording, recover, old=1, new=1, symmetric=symmetric)
+        return found
+
+    assert symmetry_of(recording).classes == ((0, 1),)
+    assert seen(symmetric=True) == seen(symmetric=False)
+    assert len(seen(symmetric=False)) == 10
 
 
 def test_ranks_of_this_projects_save_are_symmetric_but_for_the_coordinator(tmp_path: Path) -> None:
