@@ -82,6 +82,20 @@ class Exploration:
     outcomes: dict[str, int] = field(default_factory=dict)
     counterexample: Counterexample | None = None
 
+    def __str__(self) -> str:
+        """How many states were covered, and how, in one line."""
+        said = f"{self.model}: "
+        if not self.complete:
+            said += "not all states are covered; "
+        elif self.states is None:
+            said += "every state that recovery can tell apart is covered; "
+        else:
+            said += f"{self.states} states are covered; "
+        said += f"recovery ran {self.runs} time{'' if self.runs == 1 else 's'}"
+        for ranks in self.classes:
+            said += f"; ranks {', '.join(map(str, ranks))} were exchanged"
+        return said
+
 
 def explore(
     recording: Recording,

@@ -47,7 +47,7 @@ def _left(path: str, content: bytes | None, done: list[Operation]) -> tuple[str,
     puts = [o for o in done if o.kind in ("put", "put new") and o.path == path]
     if puts:
         is_last = content == puts[-1].data
-        return f"{len(content)} bytes" if is_last else "what was there before", is_last
+        return f"{len(content)} bytes" if is_last else "another version", is_last
     nodes = {o.node for o in done if path in (o.path, o.target)}
     writes = [o for o in done if o.node in nodes and o.kind == "write"]
     if not writes:

@@ -105,6 +105,22 @@ def test_the_same_states_are_covered_by_fewer_runs(tmp_path: Path, model: Model)
     assert fewer < 0.7 * runs
 
 
+def test_how_the_states_were_covered_is_said_in_one_line(tmp_path: Path) -> None:
+    recording = record_shards(tmp_path / "root")
+    found = explore(
+        recording, load, old=1, new=2, model="journal", look="everything", symmetric=True
+    )
+    assert str(found) == (
+        f"journal: {found.states} states are covered; recovery ran {found.runs} times; "
+        "ranks 1, 2 were exchanged"
+    )
+    lazily = explore(recording, load, old=1, new=2, model="journal")
+    assert str(lazily) == (
+        "journal: every state that recovery can tell apart is covered; recovery ran "
+        f"{lazily.runs} times"
+    )
+
+
 def test_what_breaks_recovery_is_found_all_the_same(tmp_path: Path) -> None:
     recording = record_shards(tmp_path / "root", fsync=False)
     for symmetric in (False, True):
