@@ -195,9 +195,11 @@ class Disk:
 
     def acknowledged(self, given: Assumptions) -> Assumptions | None:
         """``given``, and the save has returned on some rank; None if it cannot have."""
-        for rank, operations in enumerate(self.recording.ranks):
+        for operation in (o for ops in self.recording.ranks for o in ops):
+            if operation.kind != "acknowledge":
+                continue
             least = list(given.least)
-            least[rank] = len(operations)
+            _raise(least, operation, self.recording)
             if (assumed := self._consistent(least, given.most, given.changes)) is not None:
                 return assumed
         return None
