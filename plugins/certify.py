@@ -7,7 +7,7 @@ what was not offered or not tried is a skipped one; nothing else is collected. T
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from seatrial.chaos.certify import Certificate, Observation, Outcome, Subject, o
 from seatrial.chaos.certify.subject import Guarantee
 from seatrial.chaos.certify.suite import GUARANTEES, observe
 from seatrial.chaos.errors import UsageError
+from seatrial.recovery.errors import CheckpointError
+from seatrial.recovery.storage.options import parse_options, resolved_options
 
 
 class CertifyPlugin:
@@ -37,8 +39,10 @@ class CertifyPlugin:
             raise pytest.UsageError("--chaos-certify runs in one process; leave out -n")
         if config.getoption("collectonly"):
             return
+        given = config.getoption("chaos_store_option") or config.getini("chaos_store_option") or ()
+        options = _resolved(given)
         try:
-            self._subject = open_subject(self._place)
+            self._subject = open_subject(self._place, options=options)
         except UsageError as error:
             raise pytest.UsageError(f"--chaos-certify {error}") from None
 
@@ -94,6 +98,13 @@ class CertifyPlugin:
         markup = {"green" if certificate.is_safe else "red": True}
         terminalreporter.write_line(verdict, **markup)
         terminalreporter.write_line(f"saved to {self._file}")
+
+
+def _resolved(texts: Sequence[str]) -> dict[str, object] | None:
+    try:
+        return resolved_options(parse_options(texts)) if texts else None
+    except CheckpointError as error:
+        raise pytest.UsageError(f"--chaos-store-option: {error}") from None
 
 
 class Suite(pytest.Collector):

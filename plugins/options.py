@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from seatrial.chaos.route import Route
 from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
 from seatrial.recovery.storage import is_url, open_storage
+from seatrial.recovery.storage.options import offered, parse_options
 from seatrial.recovery.topology import Topology
 
 from .jobs.registry import check_bundled, check_job_name, preload_modules, resolve_job
@@ -46,6 +47,7 @@ class ChaosOptions:
     reshard: str = ""
     device: str = "auto"
     store: str = ""
+    store_option: tuple[str, ...] = ()
     powerloss: str = ""
     steps: int = 14
     checkpoint_interval: int = 5
@@ -58,7 +60,7 @@ class ChaosOptions:
     certify: str = ""
 
 
-_OF_THE_SESSION = ("fault", "store", "powerloss", "artifacts", "certify")
+_OF_THE_SESSION = ("fault", "store", "store_option", "powerloss", "artifacts", "certify")
 """Options that no single test can change."""
 
 
@@ -79,6 +81,11 @@ def read_options(config: pytest.Config) -> ChaosOptions:
     places = (config.invocation_params.dir, config.rootpath)
     options = replace(options, job=resolve_job(options.job, places))
     _check(options)
+    if options.store_option:
+        # In the environment: the ranks, and the jobs in them, open the stores that they are given.
+        offering = contextlib.ExitStack()
+        offering.enter_context(offered(options.store, store_options(options.store_option)))
+        config.add_cleanup(offering.close)
     if options.store and not hasattr(config, "workerinput"):  # once for all xdist workers
         _check_store(options.store)
     return options
@@ -145,8 +152,23 @@ def _check(options: ChaosOptions) -> None:
         check_kind(options.powerloss)
         if options.store:
             raise UsageError("--chaos-powerloss brings its own disk: leave out --chaos-store")
+    if options.store_option and not is_url(options.store):
+        raise UsageError("--chaos-store-option is for a URL: give one with --chaos-store")
+    store_options(options.store_option)
     experiment(options)
     reshard_routes(options)
+
+
+def store_options(texts: Sequence[str]) -> dict[str, object]:
+    """What ``--chaos-store-option`` says; variables are not looked up.
+
+    Raises:
+        UsageError: one that cannot be used, such as a secret in the clear.
+    """
+    try:
+        return parse_options(texts)
+    except RecoveryError as error:
+        raise UsageError(f"--chaos-store-option: {error}") from None
 
 
 def _check_store(store: str) -> None:

@@ -20,7 +20,9 @@ from . import retention
 from .directory import CheckpointDirectory
 from .errors import CheckpointError
 from .files import file_problems
+from .storage import is_url
 from .storage.names import step_name
+from .storage.options import parse_options, resolved_options
 from .workers import reader_threads
 
 OK, DAMAGED, USAGE = 0, 1, 2
@@ -65,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[CheckpointDirectory, argparse.Namespace], int] = options.run
     try:
-        directory = CheckpointDirectory.at(options.directory)
+        given = resolved_options(parse_options(options.option)) if options.option else None
+        if given and not is_url(options.directory):
+            return _refuse(f"--option is for URLs, and {options.directory!r} is a directory")
+        directory = CheckpointDirectory.at(options.directory, storage_options=given)
         if not directory.storage.exists():
             return _refuse(
                 f"{directory.location} is no directory; give the directory of the checkpoints"
@@ -85,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("directory", help="or URL of the checkpoints of one run")
+        command.add_argument(
+            "--option",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="of the URL's storage, such as endpoint_url=https://… (repeatable); a secret as "
+            "KEY=env:VARIABLE",
+        )
         command.add_argument("--json", action="store_true", help="print one JSON object")
         command.set_defaults(run=run)
         return command

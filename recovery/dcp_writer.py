@@ -33,6 +33,7 @@ from torch.futures import Future
 from .dcp_metadata import Items, dump_items
 from .dcp_reader import refuse_checkpoint_id
 from .dcp_ties import canonical_names
+from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
 from .errors import ManifestError, SaveError, StateError
 from .layout import CHUNK_BYTES, Part, Region, local_parts, split
@@ -79,6 +80,7 @@ class SeatrialWriter(StorageWriter):
         directory: path or URL of the checkpoints of a run; all ranks see it.
         step: what is saved; a writer saves one step.
         parent_step, topology, writer, run: kept in the manifest; see `Manifest`.
+        digest: algorithm of the digests that are written, ``xxh3_128`` or ``blake3``; all are read.
         storage_options, single_writer: for URLs; see `CheckpointStore`.
     """
 
@@ -91,11 +93,13 @@ class SeatrialWriter(StorageWriter):
         topology: str = "",
         writer: Mapping[str, object] | None = None,
         run: Mapping[str, object] | None = None,
+        digest: str = DEFAULT,
         storage_options: Mapping[str, object] | None = None,
         single_writer: bool = False,
     ) -> None:
         if step < 0:
             raise ValueError(f"step is {step}; a step is 0 or more")
+        self._algorithm = require_algorithm(digest)
         self._directory = CheckpointDirectory.at(
             absolute(directory), storage_options=storage_options, single_writer=single_writer
         )
@@ -161,8 +165,11 @@ class SeatrialWriter(StorageWriter):
                 _with_unique_names(work.parts),
                 step=self._step,
                 chunk_bytes=CHUNK_BYTES,
+                algorithm=self._algorithm,
             )
-            entry = write_object_file(files, f"{base}.json", objects, step=self._step)
+            entry = write_object_file(
+                files, f"{base}.json", objects, step=self._step, algorithm=self._algorithm
+            )
             if files.fsyncs:
                 with around("checkpoint/directory/fsync", step=self._step, file=files.path()):
                     files.fsync()

@@ -97,7 +97,8 @@ def perform(
             perhaps later, if the operation is a write, a publication, a renaming or a deletion.
         data: the bytes to write, or a buffer that ``do`` fills.
         lost: what to return if it is acknowledged without being carried out.
-        facts: ``file`` in full; ``offset`` of a write into an open file.
+        facts: ``file`` in full; ``offset`` of a write into an open file; ``names`` of what one
+            request deletes, relative to ``file``.
     """
     if not _performers:
         return do(data)

@@ -19,8 +19,9 @@ from typing import Literal
 
 from .operations import Cut, Operation, Recording
 
-Model = Literal["journal", "weak"]
+Model = Literal["journal", "weak", "objects"]
 MODELS: tuple[Model, ...] = ("journal", "weak")
+"""Those of file systems; ``objects`` is `seatrial.chaos.crashes.object_model`."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,14 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Option:
-    """One thing that recovery may find, and what must be so for that."""
+    """One thing that recovery may find, and what must be so for that.
+
+    ``token`` says which one it is, alike for what symmetric ranks did.
+    """
 
     found: object
     assumptions: Assumptions
+    token: int
 
 
 class Disk:
@@ -110,17 +115,17 @@ class Disk:
             wanted = [(steps[last - 1][0], True)] if last else []
             wanted += [(change, False) for change, _ in steps[last:]]
             if (assumed := self._assume(given, wanted)) is not None:
-                options.append(Option(node, assumed))
+                options.append(Option(node, assumed, last))
         return options
 
     def _contents(self, node: int, given: Assumptions) -> list[Option]:
         before = self._contents_before.get(node, b"")
         writes = self._writes.get(node, [])
         options = []
-        for content, done, certain in _readings(before, writes):
+        for token, (content, done, certain) in enumerate(_readings(before, writes)):
             assumed = self._assume_content(given, writes[:done], writes[certain:])
             if assumed is not None:
-                options.append(Option(content, assumed))
+                options.append(Option(content, assumed, token))
         return options
 
     def _assume_content(
@@ -190,9 +195,11 @@ class Disk:
 
     def acknowledged(self, given: Assumptions) -> Assumptions | None:
         """``given``, and the save has returned on some rank; None if it cannot have."""
-        for rank, operations in enumerate(self.recording.ranks):
+        for operation in (o for ops in self.recording.ranks for o in ops):
+            if operation.kind != "acknowledge":
+                continue
             least = list(given.least)
-            least[rank] = len(operations)
+            _raise(least, operation, self.recording)
             if (assumed := self._consistent(least, given.most, given.changes)) is not None:
                 return assumed
         return None
@@ -207,11 +214,17 @@ def _changes(recording: Recording, model: Model) -> Iterator[Change]:
             names = [(operation.path, operation.node)]
         elif operation.kind in ("unlink", "rmdir"):
             names = [(operation.path, None)]
+        elif operation.kind in ("put", "put new"):
+            names = [(operation.path, operation.node)]
+            if operation.upload and operation.upload != operation.path:
+                names.append((operation.upload, None))
+        elif operation.kind == "delete":
+            names = [(operation.path, None)]
         elif operation.kind == "link":
             names = [(operation.target, operation.node)]
         elif operation.kind == "rename":
             names = [(operation.target, operation.node), (operation.path, None)]
-        parts = [names] if model == "journal" else [[name] for name in names]
+        parts = [[name] for name in names] if model == "weak" else [names]
         for part in parts:
             if part:
                 yield Change(number, operation, tuple(part))

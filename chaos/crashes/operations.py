@@ -1,4 +1,4 @@
-"""What ranks did to the files below one directory, and what they had heard of each other by then.
+"""What ranks did to files or objects in one place, and what they had heard of each other by then.
 
 A `Recording` holds for every rank its operations in order; `Recording.before` is what was there,
 durably, before. A `Cut` says how many operations of each rank were done. Torch-free values.
@@ -21,9 +21,17 @@ Kind = Literal[
     "link",
     "rename",
     "unlink",
+    "put",
+    "put new",
+    "delete",
+    "answer",
     "hear",
     "acknowledge",
 ]
+"""Of files: ``mkdir`` to ``unlink``; of objects: ``put`` to ``answer``."""
+
+UPLOAD = "#upload-"
+"""In the name of an unfinished upload, between that of its object and a number."""
 
 Cut = tuple[int, ...]
 """For each rank, how many of its operations were done."""
@@ -40,6 +48,8 @@ class Operation:
         node: which file or directory; a file keeps its number when it is renamed.
         offset, data: of ``write``; ``truncate`` has the new length in ``offset``.
         heard: of ``hear``: operations that other ranks had done, ``(rank, count)``.
+        request: of what one request to an object store does, and of the ``answer`` to it.
+        upload: the unfinished upload that ``put`` completes, by a name of its own.
     """
 
     rank: int
@@ -51,6 +61,8 @@ class Operation:
     offset: int = 0
     data: bytes = b""
     heard: tuple[int, int] | None = None
+    request: int = -1
+    upload: str = ""
 
     def __str__(self) -> str:
         if self.kind == "write":
@@ -62,6 +74,15 @@ class Operation:
             return f"hear from rank {self.heard[0]}"
         if self.kind == "acknowledge":
             return "the save returns"
+        if self.upload == self.path != "":
+            return f"begin an upload to {self.path.partition(UPLOAD)[0]}"
+        if self.upload:
+            return f"complete the upload of {len(self.data)} bytes to {self.path}"
+        if self.kind in ("put", "put new"):
+            condition = ", which must be new" if self.kind == "put new" else ""
+            return f"put {len(self.data)} bytes to {self.path}{condition}"
+        if self.kind == "answer":
+            return "hear that it was done"
         return f"{self.kind} {self.path}{f' to {self.target}' if self.target else ''}"
 
 

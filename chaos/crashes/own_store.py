@@ -14,16 +14,18 @@ from seatrial.recovery.checkpointable import TensorFacts
 from seatrial.recovery.directory import CheckpointDirectory
 from seatrial.recovery.exchange import SoloExchange, StoreExchange
 from seatrial.recovery.restoring import Restorer
-from seatrial.recovery.storage import open_storage
+from seatrial.recovery.storage import is_url, open_storage
+from seatrial.recovery.storage.objects import Objects, ObjectStorage
 from seatrial.recovery.store import CheckpointStore
 
 from .operations import Recording
 from .recorder import Messages, record
+from .requests import record_objects
 
-__all__ = ["record_store", "restore"]
+__all__ = ["SmallState", "record_store", "restore"]
 
 
-class _SmallState:
+class SmallState:
     """Tensors alone, and a word for every rank."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -45,30 +47,40 @@ class _SmallState:
         pass
 
 
-def record_store(root: Path, *, ranks: int) -> Recording:
-    """The save of step 2 by all ranks into a store that holds step 1."""
-    root.mkdir()
+def record_store(
+    place: Path | str, *, ranks: int, options: Mapping[str, object] | None = None
+) -> Recording:
+    """The save of step 2 by all ranks into a store that holds step 1.
+
+    ``place`` is a new directory, or the URL of an object store, with its ``options``; what is
+    recorded is then requests instead of operations on files. ``memory://NAME`` needs no server.
+    """
 
     def save(rank: int, step: int) -> Callable[[Messages], object]:
         def run(messages: Messages) -> object:
             exchange = StoreExchange(messages, rank=rank, world_size=ranks, prefix="x")
             tensors = {f"w{rank}": torch.full((8,), float(step + rank))}
-            store = CheckpointStore(root, exchange=exchange, keep_last=4)
-            return store.save(_SmallState(tensors), step=step)
+            store = CheckpointStore(place, exchange=exchange, keep_last=4, storage_options=options)
+            return store.save(SmallState(tensors), step=step)
 
         return run
 
+    if isinstance(place, str) and is_url(place):
+        record_objects(place, [save(rank, 1) for rank in range(ranks)], options=options)
+        return record_objects(place, [save(rank, 2) for rank in range(ranks)], options=options)
+    root = Path(place)
+    root.mkdir()
     record(root, [save(rank, 1) for rank in range(ranks)])
     return record(root, [save(rank, 2) for rank in range(ranks)])
 
 
-def restore(ranks: int) -> Callable[[Path], int | None]:
+def restore(ranks: int) -> Callable[[Path | Objects], int | None]:
     """Restores with this project's code and looks at every value; the step, or None."""
 
-    def run(root: Path) -> int | None:
-        state = _SmallState({f"w{rank}": torch.zeros(8) for rank in range(ranks)})
-        directory = CheckpointDirectory(open_storage(root))
-        found = Restorer(directory, SoloExchange()).restore(state, step=None)
+    def run(place: Path | Objects) -> int | None:
+        state = SmallState({f"w{rank}": torch.zeros(8) for rank in range(ranks)})
+        storage = open_storage(place) if isinstance(place, Path) else ObjectStorage(place)
+        found = Restorer(CheckpointDirectory(storage), SoloExchange()).restore(state, step=None)
         if found is None:
             return None
         step = found.manifest.step

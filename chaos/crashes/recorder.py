@@ -4,45 +4,23 @@ Guarantees: the recorded operations, applied to what was there before, give exac
 now; otherwise `record` raises, since something wrote past it (native code, another process) and no
 state could be trusted.
 
-Messages between ranks are seen through the key-value store that `record` hands to each rank. A
-receiver has heard of everything that the sender had done when it set the key.
+How ranks hear of each other is in `seatrial.chaos.crashes.hearing`.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ChaosError
-from .operations import Kind, Operation, Recording
+from .hearing import Hearing, Messages, Save
+from .operations import Kind, Recording
 from .watch import Call, Files, watching
 
 __all__ = ["Messages", "contents", "record"]
-
-Save = Callable[["Messages"], object]
-
-
-class Messages:
-    """A key-value store between ranks, as `seatrial.recovery.exchange.StoreExchange` takes it."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        self._recorder = recorder
-
-    def set(self, key: str, value: bytes) -> None:
-        self._recorder.say(key, value)
-
-    def get(self, key: str) -> bytes:
-        return self._recorder.hear(key)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return all(key in self._recorder.said for key in keys)
-
-    def delete_key(self, key: str) -> bool:
-        return self._recorder.said.pop(key, None) is not None
 
 
 def record(root: Path, saves: Sequence[Save]) -> Recording:
@@ -54,24 +32,8 @@ def record(root: Path, saves: Sequence[Save]) -> Recording:
         ChaosError: a save failed, or wrote something that could not be seen.
     """
     recorder = _Recorder(root, len(saves))
-    failures: list[BaseException] = []
-
-    def body(rank: int) -> None:
-        recorder.thread.rank = rank
-        try:
-            saves[rank](Messages(recorder))
-            recorder.note("acknowledge")
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(len(saves))]
     with watching(recorder.handle):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise ChaosError(f"the save to be recorded failed: {failures[0]}") from failures[0]
+        recorder.run(saves)
     recorder.require_complete(root)
     return Recording(recorder.ranks, recorder.before, recorder.nodes_before)
 
@@ -84,13 +46,11 @@ def contents(root: Path) -> dict[str, bytes | None]:
     }
 
 
-class _Recorder:
+class _Recorder(Hearing):
     def __init__(self, root: Path, ranks: int) -> None:
-        self.thread = threading.local()
-        self.ranks: list[list[Operation]] = [[] for _ in range(ranks)]
+        super().__init__(ranks)
         self.before = contents(root)
         self.nodes_before = {path: number for number, path in enumerate(self.before, start=1)}
-        self.said: dict[str, tuple[bytes, tuple[int, int]]] = {}
         self._names = {"": 0, **self.nodes_before}
         self._bytes = {
             self.nodes_before[path]: bytearray(content)
@@ -100,27 +60,13 @@ class _Recorder:
         self._nodes = len(self._names)
         self._files = Files(str(root))
         self._descriptors: dict[int, tuple[int, int]] = {}  # node and position
-        self._lock = threading.RLock()
 
-    def note(self, kind: Kind, **facts: Any) -> None:
+    def done(self, kind: Kind, **facts: Any) -> None:
+        """Note what the thread's rank has done."""
         rank = getattr(self.thread, "rank", None)
         if rank is None:
             raise ChaosError(f"a thread that is no rank's did {kind} {facts.get('path', '')}")
-        with self._lock:
-            number = sum(map(len, self.ranks))
-            self.ranks[rank].append(Operation(rank=rank, number=number, kind=kind, **facts))
-
-    def say(self, key: str, value: bytes) -> None:
-        with self._lock:
-            rank = self.thread.rank
-            self.said[key] = (bytes(value), (rank, len(self.ranks[rank])))
-
-    def hear(self, key: str) -> bytes:
-        with self._lock:
-            value, heard = self.said[key]
-            if heard[0] != self.thread.rank:
-                self.note("hear", heard=heard)
-            return value
+        self.note(rank, kind, **facts)
 
     def require_complete(self, root: Path) -> None:
         seen = {
@@ -143,7 +89,7 @@ class _Recorder:
         method = getattr(self, f"on_{name}", None)
         if method is None or getattr(self.thread, "rank", None) is None:
             return call(*args, **options)
-        with self._lock:
+        with self.lock:
             return method(call, *args, **options)
 
     def on_open(
@@ -156,7 +102,7 @@ class _Recorder:
         if name not in self._names:
             node = self._add(name)
             self._bytes[node] = bytearray()
-            self.note("create", path=name, node=node)
+            self.done("create", path=name, node=node)
         elif flags & os.O_TRUNC:
             self._truncated(name, self._names[name], 0)
         node = self._names[name]
@@ -169,6 +115,8 @@ class _Recorder:
         if not set(mode) & set("wax+") or self._files.relative(path) is None:
             return call(path, mode, *args, **options)
         raw = _RecordedFile(self, path, mode)
+        if options.get("buffering", args[0] if args else -1) == 0:
+            return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         if "b" in mode:
             return buffered
@@ -205,7 +153,7 @@ class _Recorder:
         content.extend(bytes(max(0, offset - len(content))))
         content[offset : offset + len(data)] = data
         name = self._files.opened[descriptor]
-        self.note("write", path=name, node=node, offset=offset, data=data)
+        self.done("write", path=name, node=node, offset=offset, data=data)
 
     def on_ftruncate(self, call: Call, descriptor: int, length: int) -> None:
         call(descriptor, length)
@@ -217,13 +165,13 @@ class _Recorder:
         content = self._bytes[node]
         content.extend(bytes(max(0, length - len(content))))
         del content[length:]
-        self.note("truncate", path=name, node=node, offset=length)
+        self.done("truncate", path=name, node=node, offset=length)
 
     def on_fsync(self, call: Call, descriptor: int) -> None:
         call(descriptor)
         if descriptor in self._descriptors:
             node, _ = self._descriptors[descriptor]
-            self.note("fsync", path=self._files.opened[descriptor], node=node)
+            self.done("fsync", path=self._files.opened[descriptor], node=node)
 
     on_fdatasync = on_fsync
 
@@ -232,17 +180,17 @@ class _Recorder:
     ) -> None:
         call(path, mode, dir_fd=dir_fd)
         if name := self._files.relative(path, dir_fd):
-            self.note("mkdir", path=name, node=self._add(name))
+            self.done("mkdir", path=name, node=self._add(name))
 
     def on_rmdir(self, call: Call, path: Any, *, dir_fd: int | None = None) -> None:
         call(path, dir_fd=dir_fd)
         if name := self._files.relative(path, dir_fd):
-            self.note("rmdir", path=name, node=self._names.pop(name))
+            self.done("rmdir", path=name, node=self._names.pop(name))
 
     def on_unlink(self, call: Call, path: Any, *, dir_fd: int | None = None) -> None:
         call(path, dir_fd=dir_fd)
         if name := self._files.relative(path, dir_fd):
-            self.note("unlink", path=name, node=self._names.pop(name))
+            self.done("unlink", path=name, node=self._names.pop(name))
 
     on_remove = on_unlink
 
@@ -267,7 +215,7 @@ class _Recorder:
         new = self._files.relative(target, dst_dir_fd)
         if old and new:
             self._names[new] = self._names[old]
-            self.note("link", path=old, target=new, node=self._names[old])
+            self.done("link", path=old, target=new, node=self._names[old])
 
     def on_rename(
         self,
@@ -287,7 +235,7 @@ class _Recorder:
         below = [name for name in self._names if name == old or name.startswith(f"{old}{os.sep}")]
         for name in below:
             self._names[new + name.removeprefix(old)] = self._names.pop(name)
-        self.note("rename", path=old, target=new, node=node)
+        self.done("rename", path=old, target=new, node=node)
 
     on_replace = on_rename
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import CheckpointError
 from .local import LocalStorage
 from .local_attempt import collected
+from .options import offered_options
 from .protocol import Attempt, Files, Sink, Source, Storage
 
 __all__ = [
@@ -51,7 +52,8 @@ def open_storage(
 
     Args:
         location: a path, ``file://…``, ``s3://bucket/prefix``, or another URL that fsspec knows.
-        options: what fsspec's file system of that protocol takes; none for a path.
+        options: what fsspec's file system of that protocol takes; none for a path. If left out
+            for a URL, those that were offered for it (`storage.options.offered`), and fsspec's own.
         single_writer: the user's word that nobody else saves there, for a storage that cannot
             publish exactly once.
 
@@ -71,13 +73,14 @@ def open_storage(
         return _local(Path(rest), options)
     from .objects import ObjectStorage
 
+    given = offered_options(url) if options is None else options
     if protocol in _S3_PROTOCOLS:
         from .s3 import S3Objects
 
-        return ObjectStorage(S3Objects(url, options or {}))
+        return ObjectStorage(S3Objects(url, given))
     from .generic import FsspecObjects
 
-    return ObjectStorage(FsspecObjects(url, options or {}, single_writer=single_writer))
+    return ObjectStorage(FsspecObjects(url, given, single_writer=single_writer))
 
 
 def _local(path: Path, options: Mapping[str, object] | None) -> LocalStorage:

@@ -183,8 +183,10 @@ class S3Client:
                 arguments["Body"] = bytes(data)
             return self._send(operation, name, body, arguments)
 
-        data = arguments.get("Body", into)
-        return perform(event, send, data, lost=lost, file=f"{self.url}/{name}")
+        facts: dict[str, object] = {"file": f"{self.url}/{name}"}
+        if "Delete" in arguments:
+            facts["names"] = [self.name(each["Key"]) for each in arguments["Delete"]["Objects"]]
+        return perform(event, send, arguments.get("Body", into), lost=lost, **facts)
 
     def _send(
         self,
@@ -222,9 +224,11 @@ class S3Client:
         return _file_systems[key]
 
     def _made(self) -> Any:
+        from fsspec.config import apply_config
         from s3fs import S3FileSystem
 
-        options = dict(self._options)
+        # Here already: fsspec would not merge what its configuration says with ours.
+        options = apply_config(S3FileSystem, dict(self._options))
         given = options.pop("config_kwargs", None)
         config: dict[str, object] = {
             "connect_timeout": CONNECT_TIMEOUT_S,

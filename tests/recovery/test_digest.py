@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint
 
-from seatrial.recovery import CheckpointStore, Manifest, inspect_store
+from seatrial.recovery import (
+    CheckpointStore,
+    Manifest,
+    SeatrialReader,
+    SeatrialWriter,
+    inspect_store,
+)
 from seatrial.recovery.digest import Digest, digest, is_digest
 from seatrial.recovery.errors import CheckpointError, DamagedCheckpointError, ManifestError
+
+dcp: Any = torch.distributed.checkpoint  # it exports nothing explicitly
 
 KNOWN = {
     "xxh3_128": "xxh3_128:06b05ab6733a618578af5f94892f3950",
@@ -65,6 +75,21 @@ def test_every_digest_of_a_blake3_checkpoint_is_by_blake3(
     assert inspect_store(tmp_path).latest_valid == 1
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_every_digest_of_a_dcp_save_is_by_the_algorithm_that_was_asked_for(tmp_path: Path) -> None:
+    for step, digests in ((1, {}), (2, {"digest": "blake3"})):
+        saved = {"w": torch.full((50,), float(step)), "epoch": step}
+        dcp.save(saved, storage_writer=SeatrialWriter(tmp_path, step=step, **digests))
+    texts = [(tmp_path / f"step-0000000{n}/manifest.json").read_text() for n in (1, 2)]
+    found = [{name: text.count(f"{name}:") for name in KNOWN} for text in texts]
+    # The manifest, the header and the tensor of the shard, and the plain data.
+    assert found == [{"xxh3_128": 4, "blake3": 0}, {"xxh3_128": 0, "blake3": 4}]
+    loaded = {"w": torch.zeros(50), "epoch": 0}
+    dcp.load(loaded, storage_reader=SeatrialReader(tmp_path))
+    assert (loaded["epoch"], loaded["w"].tolist()) == (2, [2.0] * 50)
+    assert inspect_store(tmp_path).latest_valid == 2
+
+
 def test_one_directory_may_hold_checkpoints_of_both(tmp_path: Path, make_state: Any) -> None:
     CheckpointStore(tmp_path, digest="blake3").save(make_state(1), step=1)
     CheckpointStore(tmp_path).save(make_state(2), step=2)
@@ -104,6 +129,8 @@ def test_a_manifest_that_names_another_algorithm_than_made_its_digest_is_damage(
 def test_without_the_package_a_store_that_asks_for_it_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"pip install 'seatrial\[blake3\]'"):
         CheckpointStore(tmp_path, digest="blake3")
+    with pytest.raises(CheckpointError, match=r"pip install 'seatrial\[blake3\]'"):
+        SeatrialWriter(tmp_path, step=1, digest="blake3")
 
 
 def test_without_the_package_a_blake3_checkpoint_is_neither_restored_nor_taken_for_damaged(
@@ -123,3 +150,5 @@ def test_without_the_package_a_blake3_checkpoint_is_neither_restored_nor_taken_f
 def test_an_unknown_digest_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="digest is 'md5'; it must be one of xxh3_128, blake3"):
         CheckpointStore(tmp_path, digest="md5")
+    with pytest.raises(ValueError, match="digest is 'md5'; it must be one of xxh3_128, blake3"):
+        SeatrialWriter(tmp_path, step=1, digest="md5")

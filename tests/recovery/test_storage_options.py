@@ -1,0 +1,151 @@
+"""Options of storage in words: what they mean; no secret is given or shown in the clear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fsspec.config
+import pytest
+
+from seatrial.recovery import __main__ as command
+from seatrial.recovery.errors import CheckpointError
+from seatrial.recovery.storage import open_storage
+from seatrial.recovery.storage.objects import ObjectStorage
+from seatrial.recovery.storage.options import (
+    offered,
+    offered_options,
+    parse_options,
+    resolved_options,
+)
+from seatrial.recovery.storage.s3 import S3Objects
+
+from .places import Place
+
+
+def test_words_become_what_fsspec_takes() -> None:
+    assert parse_options(
+        [
+            "endpoint_url=https://host:9000/?a=b",
+            "client_kwargs.region_name=eu-west-1",
+            "client_kwargs.verify=false",
+            "config_kwargs.s3.addressing_style=path",
+            "max_concurrency=8",
+            'tags=["a", 1]',
+            "secret=env:OURS",
+            "account_name=00:11",
+        ]
+    ) == {
+        "endpoint_url": "https://host:9000/?a=b",
+        "client_kwargs": {"region_name": "eu-west-1", "verify": False},
+        "config_kwargs": {"s3": {"addressing_style": "path"}},
+        "max_concurrency": 8,
+        "tags": ["a", 1],
+        "secret": "env:OURS",
+        "account_name": "00:11",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secret=correct-horse",
+        "secret=12345",
+        "client_kwargs.aws_secret_access_key=correct-horse",
+        'client_kwargs={"aws_session_token": "correct-horse"}',
+        'endpoints=[{"password": "correct-horse"}]',
+        "account_key=correct-horse",
+        "endpoint_url=https://me:correct-horse@host",
+        "connection_string=Key=correct-horse",
+    ],
+)
+def test_a_secret_in_the_clear_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is a secret.*=env:NAME") as caught:
+        parse_options([text])
+    assert "correct-horse" not in str(caught.value)
+    assert "12345" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["endpoint_url"], "is not KEY=VALUE"),
+        (["=x"], "is not KEY=VALUE"),
+        (["client_kwargs..x=1"], "is not KEY=VALUE"),
+        (["a=1", "a=2"], "a was given twice"),
+        (["a=1", "a.b=2"], "a.b: a was given a value before"),
+        (["a.b=1", "a=2"], "a was given twice"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(texts: list[str], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        parse_options(texts)
+
+
+def test_a_variable_is_looked_up_at_any_depth_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = parse_options(["secret=env:OURS", "client_kwargs.region_name=env:REGION"])
+    monkeypatch.setenv("OURS", "correct-horse")
+    with pytest.raises(CheckpointError, match=r"client_kwargs\.region_name .*'REGION'.*not set"):
+        resolved_options(options)
+    monkeypatch.setenv("REGION", "here")
+    expected = {"secret": "correct-horse", "client_kwargs": {"region_name": "here"}}
+    assert resolved_options(options) == expected
+
+
+def test_options_are_offered_to_stores_below_one_url_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OURS", "correct-horse")
+    with offered("s3://bucket/run", {"secret": "env:OURS"}):
+        with offered("s3://bucket/run/inner/", {"key": "inner"}):
+            assert offered_options("s3://bucket/run/inner/x") == {"key": "inner"}
+        for url in ("s3://bucket/run", "s3://bucket/run/a/b", "s3://bucket/run/inner/x"):
+            assert offered_options(url) == {"secret": "correct-horse"}
+        for url in ("s3://bucket/run-2", "s3://bucket", "s3://other/run"):
+            assert offered_options(url) == {}
+    assert offered_options("s3://bucket/run") == {}
+
+
+def _client_options(url: str) -> dict[str, Any]:
+    storage = open_storage(url)
+    assert isinstance(storage, ObjectStorage)
+    assert isinstance(storage.objects, S3Objects)
+    return dict(storage.objects.client._made().storage_options)
+
+
+def test_the_configuration_of_fsspec_is_heeded_and_joined_with_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configured = {
+        "endpoint_url": "http://configured",
+        "key": "configured",
+        "config_kwargs": {"s3": {"addressing_style": "path"}, "read_timeout": 7},
+    }
+    monkeypatch.setitem(fsspec.config.conf, "s3", configured)
+    with offered("s3://bucket/run", {"key": "offered"}):
+        made = _client_options("s3://bucket/run")
+    assert (made["endpoint_url"], made["key"]) == ("http://configured", "offered")
+    assert made["config_kwargs"]["s3"] == {"addressing_style": "path"}
+    assert made["config_kwargs"]["read_timeout"] == 7
+    assert made["config_kwargs"]["retries"]["total_max_attempts"] == 1
+
+
+def test_the_command_takes_options_and_no_secret(
+    moto_place: Place, make_state: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert moto_place.server is not None
+    moto_place.store().save(make_state(1), step=1)
+    monkeypatch.setenv("OURS", moto_place.server.key)
+    words = [
+        f"endpoint_url={moto_place.server.endpoint}",
+        "key=testing",
+        "client_kwargs.region_name=us-east-1",
+    ]
+    given = [part for word in words for part in ("--option", word)]
+    assert command.main(["verify", moto_place.location, *given, "--option", "secret=env:OURS"]) == 0
+    assert "step 1: " in capsys.readouterr().out
+    assert command.main(["list", moto_place.location, *given, "--option", "secret=horse"]) == 2
+    refused = capsys.readouterr()
+    assert "secret is a secret" in refused.err
+    assert "horse" not in refused.err + refused.out
+    assert command.main(["list", "directory", "--option", "key=a"]) == 2
+    assert "--option is for URLs" in capsys.readouterr().err
