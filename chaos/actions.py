@@ -96,6 +96,8 @@ ACTIONS = {action.name: action for action in (*_PROCESS, *_AT_REST, *_OPERATION,
 DAMAGE = tuple(action.name for action in _AT_REST)
 LIES = ("lose", "short", "corrupt", "stale", "late")
 """Alterations that the job is not told of."""
+INSIDE = ("raise", "exit", "oom")
+"""What only the struck process can do to itself."""
 BENDING = tuple(action.name for action in _COLLECTIVE)
 """Actions on a collective or a message."""
 HANGING = tuple(name for name in BENDING if name != "garble")

@@ -16,9 +16,11 @@ from .case import Case
 from .errors import InjectedError
 from .fault import Fault
 from .ledger import Strike
+from .own_checkpoints import made_no_difference
 from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
+from .unseen import why_unseen
 from .witnesses import alterations, was_met, was_noticed, was_told, went_on_after
 
 _SIGNAL_S = 1.0
@@ -37,7 +39,7 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
     for index, fault in enumerate(case.schedule.faults):
         own = [strike for strike in strikes if strike.fault == index]
         if not own:
-            unseen = " (or it stores in a way that is not observed)" * fault.at.is_storage
+            unseen = f" ({why_unseen(case, fault)})" if fault.at.is_storage else ""
             yield f"the fault '{fault}' never fired: no target rank reached its event{unseen}"
             continue
         if fault.action in DAMAGE:
@@ -109,6 +111,14 @@ def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator
             f"the fault '{fault}' struck {shown[0].event}, but neither did a restore meet what it "
             "changed, nor did an error name the file"
         )
+    elif shown and case.run.stores_itself:
+        quiet = [each for each in shown if not was_noticed(case, each)]
+        if len(quiet) == len(shown) and all(made_no_difference(case, each) for each in shown):
+            yield (
+                f"the fault '{fault}' struck {shown[0].event}, and a rank read what it had "
+                "changed, but the state is right all the same: those bytes do not matter, or the "
+                "job has them elsewhere"
+            )
 
 
 def ended_by_operation(case: Case, strike: Strike) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from .launch.plan import trace_file
 from .ledger import Ledger, Strike
-from .trace import Record, read_trace
+from .trace import Record, disk_trace, read_trace
 
 Ending = Literal["completed", "failed", "hung"]
 
@@ -26,7 +26,8 @@ class StoreState:
 
     ``valid`` and ``damaged`` are published steps; ``writers`` says which attempt published each;
     ``leftovers`` are files that no manifest names; ``lost`` is what a power loss in the attempt
-    took of the disk, None if there was none.
+    took of the disk, None if there was none. ``own``: the checkpoints are written by the job's own
+    code, so ``valid`` are those that it acknowledged and no fault damaged.
     """
 
     valid: tuple[int, ...] = ()
@@ -34,6 +35,7 @@ class StoreState:
     quarantined: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     lost: tuple[str, ...] | None = None
+    own: bool = False
 
     @property
     def newest_valid(self) -> int | None:
@@ -80,6 +82,11 @@ class Run:
     def completed(self) -> bool:
         return self.attempts[-1].ending == "completed"
 
+    @property
+    def stores_itself(self) -> bool:
+        """Whether the job writes its checkpoints by its own code."""
+        return any(attempt.store.own for attempt in self.attempts)
+
     def strikes(self) -> list[Strike]:
         """Every fault that struck, oldest first."""
         return Ledger(self.directory / "strikes").strikes()
@@ -90,9 +97,9 @@ class Run:
         return next(found, None) or self.ranks
 
     def trace(self, attempt: int, rank: int) -> list[Record]:
-        """What one rank did in one attempt."""
+        """What one rank did in one attempt, and what its disk saw of it, in order."""
         path = trace_file(self.directory, attempt, rank)
-        return _read(path, path.stat().st_size if path.exists() else -1)
+        return _read(path, _size(path), _size(disk_trace(path)))
 
     def error_of(self, attempt: Attempt, rank: int | None = None) -> Record | None:
         """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.
@@ -134,6 +141,7 @@ def _load_attempt(values: dict[str, object]) -> Attempt:
         quarantined=tuple(store["quarantined"]),
         leftovers=tuple(store["leftovers"]),
         lost=None if store.get("lost") is None else tuple(store["lost"]),
+        own=store.get("own", False),
     )
     by_rank = {int(rank): status for rank, status in exits.items()}
     for name in ("strays", "litter", "calls", "stacks"):
@@ -141,7 +149,14 @@ def _load_attempt(values: dict[str, object]) -> Attempt:
     return Attempt(**values, exits=by_rank, store=state)  # type: ignore[arg-type]
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1
+
+
 @lru_cache(maxsize=64)
-def _read(path: Path, size_bytes: int) -> list[Record]:
+def _read(path: Path, size_bytes: int, disk_size_bytes: int) -> list[Record]:
     """Every question of the judge is asked of the same traces. They are only ever added to."""
-    return read_trace(path)
+    own = read_trace(path)
+    if disk_size_bytes < 0:
+        return own
+    return sorted([*own, *read_trace(disk_trace(path))], key=lambda record: float(str(record["t"])))
