@@ -221,7 +221,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         elif (restored or 0) < (newest or 0):
             yield Finding(
                 verdict=Verdict.LOST_WORK,
-                reason=f"{where}, though the checkpoint of step {newest} was valid",
+                reason=f"{where}, though the checkpoint of step {newest} was "
+                f"{'acknowledged' if before.store.own else 'valid'}",
                 step=restored,
             )
         elif (restored or 0) > (newest or 0) and not before.store.own:

@@ -99,7 +99,8 @@ class PowerFileSystem(mfusepy.Operations):  # type: ignore[misc]
         return os.open(self._at(path), os.O_RDONLY | os.O_DIRECTORY)
 
     def releasedir(self, path: str, fh: int) -> int:
-        return self.release(path, fh)
+        os.close(fh)
+        return 0
 
     def statfs(self, path: str) -> dict[str, int]:
         found = os.statvfs(self._live)
