@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 from seatrial.recovery.errors import NoValidCheckpointError
 
 from .actions import BENDING
+from .beginnings import beginning_differs
 from .bending import ended_by, ineffective_bends, wrongly_published
 from .case import Case, Finding, Verdict
 from .data import unnoticed_records
@@ -39,13 +40,20 @@ def lies_were_noticed(case: Case) -> Iterator[Finding]:
         beginning = case.trajectory.beginning(number)
         accepted = None if beginning is None else beginning.restored
         for record in _misread(trace) if accepted else ():
-            if record["step"] == accepted:
+            # The disk knows what was fetched, perhaps ahead; the state shows whether it was used.
+            is_used = record.get("via") != "disk" or _began_wrongly(case, number)
+            if record["step"] == accepted and is_used:
                 yield Finding(
                     verdict=Verdict.CORRUPTION_UNDETECTED,
                     reason=f"attempt {number} resumed from step {accepted}, though rank {rank} "
                     f"read {record['file']} wrongly ({record['change']})",
                     step=accepted,
                 )
+
+
+def _began_wrongly(case: Case, attempt: int) -> bool:
+    beginning = case.trajectory.beginning(attempt)
+    return beginning is not None and beginning_differs(case, beginning) is not None
 
 
 def _misread(trace: list[Record]) -> Iterator[Record]:

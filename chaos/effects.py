@@ -14,6 +14,7 @@ from typing import cast
 from .actions import BENDING, DAMAGE, DATA, LIES
 from .case import Case
 from .errors import InjectedError
+from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
 from .own_checkpoints import made_no_difference
@@ -21,7 +22,15 @@ from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
 from .unseen import why_unseen
-from .witnesses import alterations, was_met, was_noticed, was_told, went_on_after
+from .witnesses import (
+    alterations,
+    is_by_disk,
+    was_met,
+    was_noticed,
+    was_passed_on,
+    was_told,
+    went_on_after,
+)
 
 _SIGNAL_S = 1.0
 """A signal is sent within this time of the strike, however busy the machine."""
@@ -102,6 +111,13 @@ def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator
         said = str(made[-1]["change"]) if made else "the operation failed by itself"
         if not any(record["changed"] for record in made):
             yield f"the fault '{fault}' struck {strike.event}, but could change nothing: {said}"
+            return
+        is_reading = strike.event == f"{STORAGE}read" and is_by_disk(case, strike)
+        if fault.action == "fail" and is_reading and not was_passed_on(case, strike):
+            yield (
+                f"the fault '{fault}' struck {strike.event}, but only of what the kernel read "
+                "ahead: the program was not told"
+            )
             return
     if fault.action not in LIES:
         return

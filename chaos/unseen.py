@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from .actions import INSIDE
 from .case import Case
 from .fault import Fault
 from .run import Run
@@ -24,6 +25,11 @@ def why_unseen(case: Case, fault: Fault) -> str:
     run = case.run
     if not _kinds(run, "disk"):
         return "or it stores in a way that is not observed: see --chaos-disk"
+    if fault.action in INSIDE:
+        return (
+            f"{fault.action} strikes where code announces its operations, and not on the disk: "
+            "use fail or kill for the operations of other code"
+        )
     unread = [
         record
         for _, record in _kinds(run, "unread")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from typing import cast
 
 from seatrial.recovery.errors import NoValidCheckpointError
@@ -68,16 +69,28 @@ def was_told(case: Case, strike: Strike) -> bool:
         concerns = rank == strike.rank or re.search(rf"\brank {strike.rank}\b", message)
         if concerns and not went_on and own in cast(list[str], error["causes"]):
             return True
-        if _is_by_disk(case, strike) and concerns and not went_on:
+        if is_by_disk(case, strike) and concerns and not went_on:
             # The kernel passes on a number and no text; native code may not even pass that on.
             if os.strerror(number) in message or f"os error {number}" in message:
                 return True
             if rank == strike.rank and _is_next(case, strike, error):
                 return True
-    return False
+    # What a program reads through a mapping cannot be refused in another way.
+    exits = case.run.attempts[strike.attempt - 1].exits
+    return is_by_disk(case, strike) and exits.get(strike.rank) == -signal.SIGBUS
 
 
-def _is_by_disk(case: Case, strike: Strike) -> bool:
+def was_passed_on(case: Case, strike: Strike) -> bool:
+    """Whether the kernel has told the program that a reading failed. It does not where it had only
+    read ahead; it asks again for what is needed, and the disk refuses that as well."""
+    files = [record["file"] for record in alterations(case, strike)]
+    trace = case.run.trace(strike.attempt, strike.rank)
+    told = any(record["kind"] == "told" and record["file"] in files for record in trace)
+    return told or was_noticed(case, strike) or was_told(case, strike)
+
+
+def is_by_disk(case: Case, strike: Strike) -> bool:
+    """Whether the disk altered the operation, and not the rank itself."""
     return any(record.get("via") == "disk" for record in alterations(case, strike))
 
 

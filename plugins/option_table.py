@@ -69,6 +69,8 @@ OPTIONS = (
     Option("reshard", "T,T", "topologies to restart on, such as dp4,dp2-tp2; dp2:dp4 one by one"),
     Option("device", "D", "auto, cpu or cuda (auto)"),
     Option("store", "PLACE", "directory or URL of the checkpoint stores (a temporary directory)"),
+    Option("disk", "DISK", "put the stores on a disk that sees every operation of every program, "
+            "fuse, for faults of the storage"),
     Option("powerloss", "DISK", "put the stores on a disk that can lose power, fuse, ext4 or xfs, "
             "and cut it"),
     Option("steps", "N", "optimizer steps of a run (14)", *_COUNT),

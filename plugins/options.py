@@ -45,6 +45,7 @@ class ChaosOptions:
     reshard: str = ""
     device: str = "auto"
     store: str = ""
+    disk: str = ""
     powerloss: str = ""
     steps: int = 14
     checkpoint_interval: int = 5
@@ -57,7 +58,7 @@ class ChaosOptions:
     certify: str = ""
 
 
-_OF_THE_SESSION = ("fault", "store", "powerloss", "artifacts", "certify")
+_OF_THE_SESSION = ("fault", "store", "disk", "powerloss", "artifacts", "certify")
 """Options that no single test can change."""
 
 
@@ -135,8 +136,16 @@ def _check(options: ChaosOptions) -> None:
             raise UsageError(f"--chaos-text {options.text!r} is empty")
     if options.powerloss:
         check_kind(options.powerloss)
-        if options.store:
-            raise UsageError("--chaos-powerloss brings its own disk: leave out --chaos-store")
+    if options.disk:
+        check_kind(options.disk, "--chaos-disk")
+        if options.powerloss not in ("", options.disk):
+            raise UsageError(
+                f"what is done on a disk of {options.powerloss} is not observed: leave out "
+                "--chaos-disk, or say --chaos-powerloss fuse"
+            )
+    for name in ("powerloss", "disk"):
+        if getattr(options, name) and options.store:
+            raise UsageError(f"--chaos-{name} brings its own disk: leave out --chaos-store")
     experiment(options)
     reshard_routes(options)
 

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,33 @@ from . import control
 from .content import Content
 from .crew import Crew, Member
 from .elsewhere import Elsewhere
+from .scars import difference
 
+_FLIPPED_MOST = 8  # bytes; what is longer is another version of the file
 _CHANGES = ("create", "write", "rename", "publish", "delete")
 
 
 @dataclass
 class _Handle:
     """An open file. ``rank`` opened it; ``is_written``: since it was last closed; ``is_unread``: it
-    was opened to be read, and nothing of it has been fetched."""
+    was opened to be read, and nothing of it has been fetched; ``flips``: bytes that read wrongly,
+    by position, and which bits of them."""
 
     path: str
     rank: int | None
     is_written: bool = False
     is_unread: bool = False
+    flips: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A reading that failed, of which the kernel may only have thought that it would be needed."""
+
+    handle: int
+    start: int
+    end: int
+    error: OSError
 
 
 class _Attributes:
@@ -67,6 +81,7 @@ class ObservedFileSystem(PowerFileSystem):
         self._lock = threading.RLock()  # one operation at a time; none is held while one waits
         self._handles: dict[int, _Handle] = {}
         self._looked: dict[int, str] = {}  # by thread, what it has just looked up
+        self._refused: dict[int, _Refusal] = {}  # by thread, the reading that has just failed
         self._strangers: set[int] = set()
         self._ticks = count()
         self._elsewhere = Elsewhere(self._crew, ignored=(str(directory), root))
@@ -123,6 +138,7 @@ class ObservedFileSystem(PowerFileSystem):
             return super().getattr(path, fh)
         thread = _caller()
         if fh:
+            self._refused.pop(thread, None)  # the program itself reads anew
             return self._ticked(member, path, super().getattr(path, fh))
         if self._looked.pop(thread, None) == path or self._is_directory(path):
             found = super().getattr(path)  # asked once more by the kernel, or only on the way
@@ -181,17 +197,34 @@ class ObservedFileSystem(PowerFileSystem):
         handle = self._handles[fh]
         path = path or handle.path
 
+        right: list[bytes] = []
+
         def do(_: object) -> bytes:
-            return plain(path, size, offset, fh)
+            right.append(plain(path, size, offset, fh))
+            return right[0]
 
         member = self._member(fh=fh)
         if member is None:
             return do(None)
         handle.is_unread = False
-        found: bytes = self._perform(member, "read", path, do, offset=offset, handle=fh)
+        self._pass_on(member, path, offset, fh)
+        try:
+            found: bytes = self._perform(member, "read", path, do, offset=offset, handle=fh)
+        except OSError as error:
+            self._refused[_caller()] = _Refusal(fh, offset, offset + size, error)
+            raise
         with self._lock:
             self._content.met(member, self._root + path, fh, offset, offset + size)
-        return found[:size]
+        return _misread(handle, offset, right[0], found[:size])
+
+    def _pass_on(self, member: Member, path: str, offset: int, fh: int) -> None:
+        """Fail once more where a reading has failed: the kernel swallows the error of what it reads
+        ahead, and asks again for what the program really needs."""
+        before = self._refused.get(_caller())
+        if before is not None and before.handle == fh and before.start <= offset < before.end:
+            del self._refused[_caller()]
+            member.trace.record("told", file=self._root + path)
+            raise before.error
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         plain = super().write
@@ -397,6 +430,27 @@ class ObservedFileSystem(PowerFileSystem):
         ):
             found["st_mtime"] = found["st_mtime"] // 1000 * 1000 + next(self._ticks) % 1000
         return found
+
+
+def _misread(handle: _Handle, offset: int, right: bytes, found: bytes) -> bytes:
+    """What is read, with the bits that have been read wrongly before by this handle.
+
+    The kernel may fetch more than it was asked for, forget it, and fetch it again; a program that
+    reads the file to its end must come upon a bit that flipped on the way.
+    """
+    if len(right) == len(found) and right != found:
+        start, end = difference(right, found)
+        for position in range(start, end) if end - start <= _FLIPPED_MOST else ():
+            handle.flips[offset + position] = right[position] ^ found[position]
+        return found
+    flips = {at - offset: bits for at, bits in handle.flips.items()}
+    if not any(0 <= at < len(found) for at in flips):
+        return found
+    changed = bytearray(found)
+    for at, bits in flips.items():
+        if 0 <= at < len(changed):
+            changed[at] ^= bits
+    return bytes(changed)
 
 
 def _caller() -> int:

@@ -68,10 +68,12 @@ class Operations:
             result = lost
         else:
             result = lost if operation.is_lost else do(operation.content)
-        result = operation.answer(result)
+        try:
+            result = operation.answer(result)
+        finally:
+            self.done(operation)
         self.wait(operation.wait_s)
         operation.changes_at_rest(possible=False)
-        self.done(operation)
         operation.end()
         return result
 
@@ -89,7 +91,7 @@ class Operations:
         return partial(do, operation.content)
 
     def done(self, operation: Alteration) -> None:
-        """It has been carried out, or not, as the faults would have it."""
+        """It has been carried out and answered, as the faults would have it."""
 
     def takes(self, fault: Fault, file: str) -> bool:
         """Whether ``fault`` is to strike here, at an operation on ``file``."""

@@ -65,7 +65,9 @@ class TorchSaveJob(TinyJob):
         return values
 
     def _root(self, context: Any) -> Path:
-        return Path(self.place if self.mode == "elsewhere" else context.store)
+        if self.mode != "elsewhere":
+            return Path(context.store)
+        return Path(self.place) / context.store.replace("/", "_")
 
     def _steps(self, context: Any) -> list[Path]:
         found = self._root(context).glob("ckpt-*")
