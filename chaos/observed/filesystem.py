@@ -54,8 +54,17 @@ class ObservedFileSystem(Observing):
             return self._ticked(member, path, super().getattr(path, fh))
         if self._looked.pop(thread, None) == path or self._is_directory(path):
             found = super().getattr(path)  # asked once more by the kernel, or only on the way
+        elif error := self._refusals.of_name(thread, path):
+            raise error
         else:
-            found = self._perform(member, "stat", path, lambda _: _Attributes(plain(path))).values
+            try:
+                found = self._perform(
+                    member, "stat", path, lambda _: _Attributes(plain(path))
+                ).values
+            except OSError as failed:
+                if os.path.lexists(self._live / path[1:]):
+                    self._refusals.note_name(thread, path, failed)
+                raise
             self._looked[thread] = path
         return self._ticked(member, path, found)
 

@@ -1,4 +1,4 @@
-"""Open files of the disk, and what the kernel makes of reading them.
+"""Open files of the disk, and what the kernel makes of reading them and asking for them.
 
 The kernel fetches more than it was asked for, forgets it, fetches it again, and keeps to itself
 that something failed which nobody had needed yet. A fault must reach the program all the same.
@@ -69,6 +69,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._by_thread: dict[int, _Refusal] = {}
+        self._names: dict[int, tuple[str, OSError]] = {}
 
     def note(self, thread: int, handle: int, start: int, end: int, error: OSError) -> None:
         """The reading of these bytes has failed."""
@@ -84,3 +85,13 @@ class Refusals:
     def forget(self, thread: int) -> None:
         """The program itself reads anew."""
         self._by_thread.pop(thread, None)
+
+    def note_name(self, thread: int, path: str, error: OSError) -> None:
+        """A question for a name has failed, to which there is an answer."""
+        self._names[thread] = (path, error)
+
+    def of_name(self, thread: int, path: str) -> OSError | None:
+        """The error of the question that the kernel repeats now, if it does: once, where it had
+        known an answer before."""
+        name, error = self._names.pop(thread, ("", None))
+        return error if name == path else None

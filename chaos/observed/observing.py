@@ -157,6 +157,7 @@ class Observing(PowerFileSystem):
             raise
         rank = None if member is None else member.rank
         self._handles[opened[0]] = Handle(path, rank, is_written)
+        self._looked[caller()] = path
         return opened[0]
 
     def _is_directory(self, path: str) -> bool:
