@@ -134,12 +134,12 @@ class Observing(PowerFileSystem):
         do: Callable[[Any], int],
         *,
         fh: int | None = None,
-        **facts: object,
+        asked: str | None = None,
     ) -> int:
         member = self._member(name if name in _CHANGES else "", path, fh)
         if member is None:
             return do(None)
-        self._perform(member, name, path, do, **facts)
+        self._perform(member, name, path, do, asked=asked)
         return 0
 
     def _opened(
