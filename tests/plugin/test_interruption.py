@@ -51,13 +51,17 @@ def test_a_pytest_process_that_is_ended_in_a_trial_leaves_nothing(
 ) -> None:
     log = pytester.path / "built"
     store = pytester.path / "store"
-    place = f"--chaos-powerloss={powerloss}" if powerloss else f"--chaos-store={store}"
+    places, fault = [f"--chaos-store={store}"], "clean"
     if powerloss:
         require_kind(powerloss)
+        places = [f"--chaos-powerloss={powerloss}"]
+    if powerloss == "fuse":  # while a rank waits for the file system, which dies
+        places, fault = [*places, "--chaos-disk=fuse"], "delay rank=1 at=storage/list seconds=600"
     command = [
         *(sys.executable, "-m", "pytest", "--chaos", "-p", "no:xdist", "-p", "no:cacheprovider"),
-        *("--chaos-job=tiny_job:TinyJob", "--chaos-steps=1000", "--chaos-fault=clean"),
-        *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", place),
+        *("--chaos-job=tiny_job:TinyJob", "--chaos-steps=1000"),
+        *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", *places),
+        f"--chaos-fault={fault}",
     ]
     process = subprocess.Popen(
         command,
@@ -68,6 +72,8 @@ def test_a_pytest_process_that_is_ended_in_a_trial_leaves_nothing(
     )
     try:
         wait_until(lambda: log.exists() and len(log.read_text().splitlines()) == 2, "ranks run")
+        if fault != "clean":
+            wait_until(lambda: any(temporary.rglob("fault0*.json")), "a rank waits for its disk")
         below = descendants(process.pid)
         assert len(below) >= 3
         os.kill(process.pid, number)
