@@ -37,10 +37,22 @@ Cut = Callable[[Survives], None]
 
 
 class DiskTrace(TraceWriter):
-    """What the disk saw of one rank."""
+    """What the disk saw of one rank. When it is closed nothing more is recorded."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._closing = threading.Lock()
+        self._is_closed = False
 
     def record(self, kind: str, /, **fields: object) -> None:
-        super().record(kind, via="disk", **fields)
+        with self._closing:  # the number of a closed file may be another file's by now
+            if not self._is_closed:
+                super().record(kind, via="disk", **fields)
+
+    def close(self) -> None:
+        with self._closing:
+            self._is_closed = True
+            super().close()
 
 
 class DiskInjector(Injector):

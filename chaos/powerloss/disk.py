@@ -79,6 +79,7 @@ def _lacks_fuse() -> list[tuple[bool, str]]:
         (importlib.util.find_spec("mfusepy") is None, "mfusepy: pip install 'seatrial[powerloss]'"),
         (not (find_library("fuse3") or find_library("fuse")), "libfuse (fuse3 on Debian)"),
         (not os.path.exists("/dev/fuse"), "/dev/fuse, which this machine does not offer"),
+        (not os.access("/dev/fuse", os.R_OK | os.W_OK), "the right to use /dev/fuse"),
         (os.geteuid() != 0 and shutil.which("fusermount3") is None, "root, or fusermount3"),
     ]
 
