@@ -21,6 +21,8 @@ from on_disk import Armed
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import CheckpointException
 
+from seatrial.chaos.powerloss import PowerDisk
+
 STATE = {"w": torch.arange(50_000.0)}
 EVERYTHING = "delay rank=0 at=storage/* seconds=1e-9 times=always"
 
@@ -251,8 +253,27 @@ def test_an_operation_of_this_projects_code_is_not_counted_twice(armed: Armed) -
     with armed("fail rank=0 at=storage/write nth=2 error=ENOSPC") as disk:
         path = disk.store / "a"
         perform("storage/write", path.write_bytes, b"1", file=str(path))
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(
+            OSError, match=r"No space left on device: None$|No space left on device$"
+        ):
             perform("storage/write", path.write_bytes, b"2", file=str(path))
+        assert disk.changes == ["storage/write: ENOSPC"]
+
+
+@pytest.mark.parametrize(("when", "left"), [("before", b"1"), ("after", b"12")])
+def test_a_rank_that_is_killed_at_an_operation_does_nothing_more(
+    armed: Armed, observing_disk: PowerDisk, when: str, left: bytes
+) -> None:
+    path = observing_disk.root / f"killed-{when}"
+    if (child := os.fork()) == 0:
+        with armed(f"kill rank=0 at=storage/write nth=2 when={when}"):
+            descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
+            for byte in (b"1", b"2", b"3"):
+                os.write(descriptor, byte)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    observing_disk.part()
+    assert path.read_bytes() == left
 
 
 def test_symbolic_links_can_be_made(armed: Armed) -> None:
