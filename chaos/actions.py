@@ -111,6 +111,8 @@ NETWORK = tuple(action.name for action in _HOST)
 DAMAGE = tuple(action.name for action in _AT_REST)
 LIES = ("lose", "short", "corrupt", "stale", "late")
 """Alterations that the job is not told of."""
+INSIDE = ("raise", "exit", "oom")
+"""What only the struck process can do to itself."""
 BENDING = tuple(action.name for action in _COLLECTIVE)
 """Actions on a collective or a message."""
 HANGING = tuple(name for name in BENDING if name != "garble")

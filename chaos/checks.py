@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 from seatrial.recovery.errors import NoValidCheckpointError
 
 from .actions import BENDING
+from .beginnings import beginning_differs
 from .bending import ended_by, ineffective_bends, wrongly_published
 from .case import Case, Finding, Verdict
 from .data import unnoticed_records
@@ -20,6 +21,7 @@ from .endings import can_end
 from .equality import states_are_equal
 from .events import STORAGE
 from .ledger import Strike
+from .own_checkpoints import corruption_accepted, refused
 from .run import Attempt
 from .samples import sample_faults
 from .supervisor import PREEMPTED
@@ -33,17 +35,25 @@ def was_exercised(case: Case) -> Iterator[Finding]:
 
 def lies_were_noticed(case: Case) -> Iterator[Finding]:
     """Bytes that a rank was given wrongly while it restored a step must not be accepted."""
+    yield from corruption_accepted(case)
     for number, rank, trace in case.run.traces():
         beginning = case.trajectory.beginning(number)
         accepted = None if beginning is None else beginning.restored
         for record in _misread(trace) if accepted else ():
-            if record["step"] == accepted:
+            # The disk knows what was fetched, perhaps ahead; the state shows whether it was used.
+            is_used = record.get("via") != "disk" or _began_wrongly(case, number)
+            if record["step"] == accepted and is_used:
                 yield Finding(
                     verdict=Verdict.CORRUPTION_UNDETECTED,
                     reason=f"attempt {number} resumed from step {accepted}, though rank {rank} "
                     f"read {record['file']} wrongly ({record['change']})",
                     step=accepted,
                 )
+
+
+def _began_wrongly(case: Case, attempt: int) -> bool:
+    beginning = case.trajectory.beginning(attempt)
+    return beginning is not None and beginning_differs(case, beginning) is not None
 
 
 def _misread(trace: list[Record]) -> Iterator[Record]:
@@ -105,6 +115,8 @@ def is_explained(case: Case) -> Iterator[Finding]:
     for attempt in case.run.attempts:
         if case.damaged_steps and _found_none_valid(case, attempt):
             continue  # refused for what the schedule did: see `ended_well`
+        if refused(case, attempt):
+            continue
         if attempt.ending == "completed":
             continue
         struck = [strike.t for strike in case.run.strikes() if _explains(case, strike, attempt)]
@@ -217,10 +229,11 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         elif (restored or 0) < (newest or 0):
             yield Finding(
                 verdict=Verdict.LOST_WORK,
-                reason=f"{where}, though the checkpoint of step {newest} was valid",
+                reason=f"{where}, though the checkpoint of step {newest} was "
+                f"{'acknowledged' if before.store.own else 'valid'}",
                 step=restored,
             )
-        elif (restored or 0) > (newest or 0):
+        elif (restored or 0) > (newest or 0) and not before.store.own:
             yield Finding(
                 verdict=Verdict.TORN,
                 reason=f"{where}, which was never published; the newest valid was {newest}",
@@ -247,7 +260,7 @@ def ended_well(case: Case) -> Iterator[Finding]:
     after = f"after {len(case.run.attempts)} attempt(s)"
     if last.ending == "hung":
         yield Finding(verdict=Verdict.HUNG, reason=f"gave up {after}: {last.cause}")
-    elif last.store.newest_valid is None and any(case.trajectory.published.values()):
+    elif not _can_be_resumed(case) and any(case.trajectory.published.values()):
         yield Finding(
             verdict=Verdict.UNRECOVERABLE,
             reason=f"gave up {after}, no valid checkpoint is left: {last.cause}",
@@ -256,6 +269,14 @@ def ended_well(case: Case) -> Iterator[Finding]:
         kept = last.store.newest_valid
         what = f"the checkpoint of step {kept} is valid" if kept else "nothing had been saved"
         yield Finding(verdict=Verdict.STOPPED, reason=f"gave up {after}: {last.cause}; {what}")
+
+
+def _can_be_resumed(case: Case) -> bool:
+    """Whether something valid is left. Of a job's own checkpoints: it has shown that it can."""
+    last = case.run.attempts[-1]
+    if last.store.own and case.trajectory.beginning(last.number) is None:
+        return False
+    return last.store.newest_valid is not None
 
 
 def every_step_was_compared(case: Case) -> Iterator[Finding]:

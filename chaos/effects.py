@@ -14,13 +14,24 @@ from typing import cast
 from .actions import BENDING, DAMAGE, DATA, LIES, NETWORK
 from .case import Case
 from .errors import InjectedError
+from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
 from .network.evidence import no_effect
+from .own_checkpoints import made_no_difference
 from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
-from .witnesses import alterations, was_met, was_noticed, was_told, went_on_after
+from .unseen import why_unseen
+from .witnesses import (
+    alterations,
+    is_by_disk,
+    was_met,
+    was_noticed,
+    was_passed_on,
+    was_told,
+    went_on_after,
+)
 
 _SIGNAL_S = 1.0
 """A signal is sent within this time of the strike, however busy the machine."""
@@ -38,7 +49,7 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
     for index, fault in enumerate(case.schedule.faults):
         own = [strike for strike in strikes if strike.fault == index]
         if not own:
-            unseen = " (or it stores in a way that is not observed)" * fault.at.is_storage
+            unseen = f" ({why_unseen(case, fault)})" if fault.at.is_storage else ""
             yield f"the fault '{fault}' never fired: no target rank reached its event{unseen}"
             continue
         if fault.action in DAMAGE:
@@ -104,6 +115,13 @@ def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator
         if not any(record["changed"] for record in made):
             yield f"the fault '{fault}' struck {strike.event}, but could change nothing: {said}"
             return
+        is_reading = strike.event == f"{STORAGE}read" and is_by_disk(case, strike)
+        if fault.action == "fail" and is_reading and not was_passed_on(case, strike):
+            yield (
+                f"the fault '{fault}' struck {strike.event}, but only of what the kernel read "
+                "ahead: the program was not told"
+            )
+            return
     if fault.action not in LIES:
         return
     shown = [each for each in strikes if each.event.removeprefix("storage/") in DATA]
@@ -112,6 +130,14 @@ def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator
             f"the fault '{fault}' struck {shown[0].event}, but neither did a restore meet what it "
             "changed, nor did an error name the file"
         )
+    elif shown and case.run.stores_itself:
+        quiet = [each for each in shown if not was_noticed(case, each)]
+        if len(quiet) == len(shown) and all(made_no_difference(case, each) for each in shown):
+            yield (
+                f"the fault '{fault}' struck {shown[0].event}, and a rank read what it had "
+                "changed, but the state is right all the same: those bytes do not matter, or the "
+                "job has them elsewhere"
+            )
 
 
 def ended_by_operation(case: Case, strike: Strike) -> bool:

@@ -5,14 +5,14 @@ Torch-free; a question of `seatrial.chaos.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
-from seatrial.recovery.compare import Difference, first_difference, first_misplaced
+from seatrial.recovery.compare import first_difference, first_misplaced
 
+from .beginnings import compare_beginning, diverged
 from .bending import is_abandoned, is_abandoned_beginning
-from .case import Case, Finding, Leg, Verdict
-from .diagnosis import likely_cause
-from .trajectory import Beginning, Step
+from .case import Case, Finding, Verdict
+from .trajectory import Step
 
 
 def states_are_equal(case: Case) -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
             )
         elif beginning is not None and leg is not None:
             if not is_abandoned_beginning(case, beginning):
-                yield from _compare_beginning(case, beginning, leg, expected)
+                yield from compare_beginning(case, beginning, leg, expected)
         elif steps or attempt.ending == "completed":
             yield Finding(
                 verdict=Verdict.UNRECOVERABLE,
@@ -43,53 +43,6 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
             if is_abandoned(case, step):
                 continue  # what a bent collective did to it is that fault's effect
             yield from _compare_step(step, expected.get(step.number), hazards)
-
-
-def _compare_beginning(
-    case: Case, beginning: Beginning, leg: Leg, expected: Mapping[int, Step]
-) -> Iterator[Finding]:
-    restored = beginning.restored
-    where = f"attempt {beginning.attempt}"
-    if restored is None:
-        same: Beginning | Step = leg.oracle.beginnings[0]
-        where = f"{where}, right after the start"
-    elif restored == leg.since and case.resharded is not None:
-        same = leg.oracle.beginnings[0]
-        topology = case.resharded.route.of(beginning.attempt).topology
-        where = f"{where}, right after the restore of step {restored} onto {topology}"
-        yield from _compare_logical(case, beginning, where)
-    elif restored in expected:
-        same = expected[restored]
-        where = f"{where}, right after the restore of step {restored}"
-    else:
-        reason = f"{where} resumed from step {restored}, which the reference never reached"
-        yield Finding(verdict=Verdict.DIVERGED, reason=reason, step=restored)
-        return
-    difference = first_difference(same.state, beginning.state)
-    difference = difference or first_misplaced(same.holders, beginning.holders)
-    if difference is not None:
-        yield _diverged(difference, where, restored)
-
-
-def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[Finding]:
-    """What does not belong to a rank must be as the topology that saved it had it."""
-    saver = case.leg_of(beginning.source)
-    steps = saver.oracle.steps if saver else ()
-    saved = next((step for step in steps if step.number == beginning.restored), None)
-    if saved is None:
-        yield Finding(
-            verdict=Verdict.UNRECOVERABLE,
-            reason=f"{where}: nothing tells what the attempt that saved it had",
-            step=beginning.restored,
-        )
-        return
-    expected, found = (
-        {name: values for name, values in state.items() if name != "rng"}
-        for state in (saved.state, beginning.state)
-    )
-    difference = first_difference(expected, found)
-    if difference is not None:
-        yield _diverged(difference, where, beginning.restored)
 
 
 _DECIDED_BY = {
@@ -113,7 +66,7 @@ def _compare_step(step: Step, expected: Step | None, hazards: Collection[str]) -
     difference = first_difference(expected.state, step.state)
     difference = difference or first_misplaced(expected.holders, step.holders)
     if difference is not None:
-        yield _diverged(difference, where, step.number, hazards)
+        yield diverged(difference, where, step.number, hazards)
     yield from outputs
 
 
@@ -128,15 +81,3 @@ def _compare_outputs(step: Step, expected: Step, where: str) -> Iterator[Finding
                     component=_DECIDED_BY.get(name, "outputs"),
                     step=step.number,
                 )
-
-
-def _diverged(
-    difference: Difference, where: str, step: int | None, hazards: Collection[str] = ()
-) -> Finding:
-    cause = likely_cause(difference, hazards)
-    return Finding(
-        verdict=Verdict.DIVERGED,
-        reason=f"{where}: {difference}{f'; {cause}' if cause else ''}",
-        component=difference.component,
-        step=step,
-    )

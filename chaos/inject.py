@@ -18,7 +18,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -140,16 +140,23 @@ class Injector:
             and any(event == each.name for each in fault.at.events())
         ]
 
-    def due(self, event: str, edge: str, file: str, step: int | None) -> list[tuple[int, Fault]]:
+    def due(
+        self, event: str, edge: str, file: str, step: int | None, among: Collection[Fault]
+    ) -> list[tuple[int, Fault]]:
         """Announce one edge of an operation on ``file``; the faults that alter it, which struck.
 
-        ``step`` is that of the checkpoint which the file belongs to, if it is known. Others strike
-        here and now.
+        ``step`` is that of the checkpoint which the file belongs to, if it is known. Of the faults
+        ``among`` which to look, others strike here and now.
         """
         if step is None:
             step = self._step if self._step is not None else self._last_step
         self._trace.record("event", event=event, edge=edge, step=step, file=file)
-        return self._strike_all(_Moment(event, edge, step, {"file": file}))
+        return self._strike_all(_Moment(event, edge, step, {"file": file}), among)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that any thread of the rank was in last."""
+        return self._last_step
 
     @property
     def _step(self) -> int | None:
@@ -157,11 +164,16 @@ class Injector:
         step: int | None = getattr(self._thread, "step", None)
         return step
 
-    def _strike_all(self, moment: _Moment) -> list[tuple[int, Fault]]:
+    def _strike_all(
+        self, moment: _Moment, among: Collection[Fault] | None = None
+    ) -> list[tuple[int, Fault]]:
         # All count before one strikes: the strike may raise.
         with self._counting:
-            faults = enumerate(self._schedule.faults)
-            due = [(index, fault) for index, fault in faults if self._is_due(index, fault, moment)]
+            due = [
+                (index, fault)
+                for index, fault in enumerate(self._schedule.faults)
+                if (among is None or fault in among) and self._is_due(index, fault, moment)
+            ]
         altering = []
         for index, fault in due:
             if not fault.alters_storage:
@@ -291,13 +303,21 @@ class Injector:
             for rank in others:
                 self._send(signal.SIGSTOP, rank, fault)
         if fault.action == "powercut":
-            cut_from_rank(self._position.store, fault.survives)
+            self.cut_power(fault)
         for rank in others + [own] * (own in ranks):
             self._send(number, rank, fault)
 
+    def signal_own(self, number: signal.Signals) -> None:
+        """Signal the rank that this is the injector of."""
+        os.kill(os.getpid(), number)
+
+    def cut_power(self, fault: Fault) -> None:
+        """Take the power of the disk that the store is on."""
+        cut_from_rank(self._position.store, fault.survives)
+
     def _send(self, number: signal.Signals, rank: int, fault: Fault) -> None:
         if rank == self._position.rank:
-            os.kill(os.getpid(), number)
+            self.signal_own(number)
             return
         try:
             pid = int(pid_file(self._position.pids, rank).read_text())

@@ -14,7 +14,7 @@ from typing import Literal
 
 from .launch.plan import network_file, trace_file
 from .ledger import Ledger, Strike
-from .trace import Record, read_trace
+from .trace import Record, disk_trace, read_trace
 
 Ending = Literal["completed", "failed", "hung"]
 
@@ -25,7 +25,8 @@ class StoreState:
 
     ``valid`` and ``damaged`` are published steps; ``writers`` says which attempt published each;
     ``leftovers`` are files that no manifest names; ``lost`` is what a power loss in the attempt
-    took of the disk, None if there was none.
+    took of the disk, None if there was none. ``own``: the checkpoints are written by the job's own
+    code, so ``valid`` are those that it acknowledged and no fault damaged.
     """
 
     valid: tuple[int, ...] = ()
@@ -33,6 +34,7 @@ class StoreState:
     quarantined: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     lost: tuple[str, ...] | None = None
+    own: bool = False
 
     @property
     def newest_valid(self) -> int | None:
@@ -79,6 +81,11 @@ class Run:
     def completed(self) -> bool:
         return self.attempts[-1].ending == "completed"
 
+    @property
+    def stores_itself(self) -> bool:
+        """Whether the job writes its checkpoints by its own code."""
+        return any(attempt.store.own for attempt in self.attempts)
+
     def strikes(self) -> list[Strike]:
         """Every fault that struck, oldest first."""
         return Ledger(self.directory / "strikes").strikes()
@@ -89,8 +96,10 @@ class Run:
         return next(found, None) or self.ranks
 
     def trace(self, attempt: int, rank: int) -> list[Record]:
-        """What one rank did in one attempt."""
-        return read_trace(trace_file(self.directory, attempt, rank))
+        """What one rank did in one attempt, and what its disk saw of it, in order."""
+        path = trace_file(self.directory, attempt, rank)
+        own, seen = read_trace(path), read_trace(disk_trace(path))
+        return sorted([*own, *seen], key=lambda record: float(str(record["t"]))) if seen else own
 
     def network(self, attempt: int) -> list[Record]:
         """What the switch between the hosts saw in one attempt; nothing if there were no hosts."""
@@ -136,6 +145,7 @@ def _load_attempt(values: dict[str, object]) -> Attempt:
         quarantined=tuple(store["quarantined"]),
         leftovers=tuple(store["leftovers"]),
         lost=None if store.get("lost") is None else tuple(store["lost"]),
+        own=store.get("own", False),
     )
     by_rank = {int(rank): status for rank, status in exits.items()}
     for name in ("strays", "litter", "calls", "stacks"):

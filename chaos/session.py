@@ -24,7 +24,8 @@ from .handover import Handover, Oracles
 from .launch.launcher import LocalLauncher
 from .launch.plan import Workload
 from .ledger import Ledger
-from .powerloss import open_disk
+from .own_checkpoints import state_of
+from .powerloss import PowerDisk, open_disk
 from .reference import Reference, obtain_reference
 from .route import Route
 from .run import Run, StoreState
@@ -72,6 +73,8 @@ class Session:
         stores: the directory or URL below which checkpoint stores are made; ``root`` if None.
         powerloss: make them on a disk of this kind instead, which can lose power; see
             `seatrial.chaos.powerloss.KINDS`.
+        disk: make them on a disk of this kind, which sees every operation of every program on it;
+            see `seatrial.chaos.powerloss.OBSERVING`. One that can lose power does so too.
     """
 
     def __init__(
@@ -81,12 +84,15 @@ class Session:
         owner: str,
         stores: Path | str | None = None,
         powerloss: str = "",
+        disk: str = "",
     ) -> None:
         self._root = root
         self._own = root / owner
         root.mkdir(parents=True, exist_ok=True)
-        self._disk = open_disk(powerloss, root / f"{owner}-disk") if powerloss else None
-        if self._disk is not None:
+        self._disk: PowerDisk | None = None
+        if kind := powerloss or disk:
+            where = root / f"{owner}-disk"
+            self._disk = open_disk(kind, where, loses_power=bool(powerloss))
             stores = self._disk.root
         # The place may be shared with other machines, where process numbers are the same.
         name = f"seatrial-{owner}-{token_hex(4)}"
@@ -295,7 +301,7 @@ class Session:
             limits=limits,
             store=store,
             directory=directory,
-            inspect=partial(self._look_at_store, Ledger(directory / "strikes"), set()),
+            inspect=partial(self._look_at_store, directory, set()),
             route=route,
         )
         try:
@@ -305,21 +311,25 @@ class Session:
             self._launchers.clear()  # the next trial gets another custodian
             raise
 
-    def _look_at_store(self, ledger: Ledger, seen: set[tuple[int, int]], store: str) -> StoreState:
+    def _look_at_store(self, directory: Path, seen: set[tuple[int, int]], store: str) -> StoreState:
         """The store after an attempt, the power being back if it was cut.
 
         ``seen`` are the cuts of this run that the power is back from.
         """
-        cuts = {(s.fault, s.attempt) for s in ledger.strikes() if s.action == "powercut"}
-        if self._disk is None or cuts <= seen:
-            return _store_state(store)
-        seen |= cuts
-        lost = self._disk.restore_power()  # first: nothing can be seen without power
-        if lost is None:
-            return _store_state(store)
+        if self._disk is not None:
+            self._disk.part()
+        strikes = Ledger(directory / "strikes").strikes()
+        cuts = {(s.fault, s.attempt) for s in strikes if s.action == "powercut"}
+        lost = None
+        if self._disk is not None and not cuts <= seen:
+            seen |= cuts
+            lost = self._disk.restore_power()  # first: nothing can be seen without power
+        state = state_of(directory) or _store_state(store)
+        if self._disk is None or lost is None:
+            return state
         own = f"{Path(store).relative_to(self._disk.root)}/"
         said = [each.removeprefix(own) for each in lost if each.startswith(own)]
-        return replace(_store_state(store), lost=tuple(said))
+        return replace(state, lost=tuple(said))
 
     def _launcher(self, experiment: Experiment) -> LocalLauncher:
         key = (experiment.launcher, experiment.workload.preload)

@@ -3,7 +3,8 @@
 Guarantees: a record is one ``write`` to a file opened for appending, so everything recorded before
 a SIGKILL is readable afterwards and a reader at any moment sees whole records, but perhaps a torn
 last line, which it drops. Times are ``CLOCK_MONOTONIC`` seconds, comparable across the processes of
-one machine. Does not survive a power cut; it is evidence about processes, not about disks.
+one machine. A trace has one writer: what a disk saw of a rank is in a file of its own beside it.
+Does not survive a power cut; it is evidence about processes, not about disks.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class TraceWriter:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def disk_trace(path: Path) -> Path:
+    """Where the disk writes what it saw of the rank whose trace is ``path``."""
+    return path.with_suffix(".disk.jsonl")
 
 
 def read_trace(path: Path) -> list[Record]:

@@ -87,13 +87,17 @@ class Trajectory:
 
 def read_trajectory(run: Run) -> Trajectory:
     """Put the traces of all ranks together."""
-    beginnings, steps, reached, published = [], [], {}, {}
+    beginnings, steps = [], []
+    reached: dict[int, int] = {}
+    published: dict[int, frozenset[int]] = {}
     for attempt in run.attempts:
+        earlier = (published, reached)  # so far
         traces = [run.trace(attempt.number, rank) for rank in range(run.ranks_of(attempt.number))]
         by_step = [_by_step(trace) for trace in traces]
         starts = [next(_of_kind(trace, "began"), None) for trace in traces]
         if all(starts):
-            beginnings.append(_beginning(attempt.number, [each for each in starts if each]))
+            first = [each for each in starts if each]
+            beginnings.append(_beginning(attempt.number, first, *earlier))
         common = set.intersection(*(set(each) for each in by_step))
         for number in sorted(common):
             steps.append(_step(number, attempt.number, [each[number] for each in by_step]))
@@ -114,12 +118,23 @@ def _by_step(trace: list[Record]) -> dict[int, Any]:
     return {record["step"]: record for record in _of_kind(trace, "step")}
 
 
-def _beginning(attempt: int, records: list[Any]) -> Beginning:
+def _beginning(
+    attempt: int,
+    records: list[Any],
+    published: Mapping[int, frozenset[int]],
+    reached: Mapping[int, int],
+) -> Beginning:
     first = records[0]
+    restored, source = first["restored"], first["source"]
+    if restored is not None and source is None:
+        # The job's own checkpoints do not say; the last attempt that saved the step, or did it.
+        saved = [number for number, steps in published.items() if restored in steps]
+        did = [number for number, upto in reached.items() if upto >= restored]
+        source = max(saved or did, default=None)
     return Beginning(
         attempt=attempt,
-        restored=first["restored"],
-        source=first["source"],
+        restored=restored,
+        source=source,
         damaged=tuple((step, reason) for step, reason in first["damaged"]),
         notes=tuple(note for record in records for note in record["notes"]),
         state=combine([record["fingerprint"] for record in records], world_size=len(records)),

@@ -16,6 +16,7 @@ from .checks import CHECKS
 from .run import Run
 from .schedule import Schedule
 from .trajectory import Trajectory, read_trajectory
+from .unseen import notes_of
 
 __all__ = ["Judgement", "Verdict", "judge"]
 
@@ -72,7 +73,9 @@ def judge(
         recovery_s=_recovery_s(case),
         component=finding.component if finding else "",
         step=finding.step if finding else None,
-        notes=tuple(dict.fromkeys([*notes, *([run.note] if run.note else [])])),
+        notes=tuple(
+            dict.fromkeys([*notes, *notes_of(run, schedule), *([run.note] if run.note else [])])
+        ),
     )
 
 

@@ -7,7 +7,9 @@ Does not: judge what the witness made of it. Called by `seatrial.chaos.effects`.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from typing import cast
 
 from seatrial.recovery.errors import NoValidCheckpointError
@@ -16,6 +18,7 @@ from .actions import ERRORS, LIES
 from .case import Case
 from .fault import Fault
 from .ledger import Strike
+from .own_checkpoints import failed_of_it, was_read
 from .run import StoreState
 from .trace import Record
 
@@ -30,7 +33,10 @@ def alterations(case: Case, strike: Strike) -> list[Record]:
 
 
 def was_noticed(case: Case, strike: Strike) -> bool:
-    """Whether a rank of the same attempt failed with an error that names what was changed."""
+    """Whether a rank of the same attempt failed with an error that names what was changed, or when
+    it had read it."""
+    if failed_of_it(case, strike):
+        return True
     files = {
         name
         for record in alterations(case, strike)
@@ -53,7 +59,8 @@ def was_told(case: Case, strike: Strike) -> bool:
     that rank, and if no later step shows that the job had dealt with it.
     """
     fault = case.schedule.faults[strike.fault]
-    own = type(OSError(ERRORS[fault.error], "")).__name__
+    number = ERRORS[fault.error]
+    own = type(OSError(number, "")).__name__
     went_on = went_on_after(case, strike, _last_step(case, strike))
     for rank, error in _errors_after(case, strike):
         message = str(error["message"])
@@ -62,7 +69,40 @@ def was_told(case: Case, strike: Strike) -> bool:
         concerns = rank == strike.rank or re.search(rf"\brank {strike.rank}\b", message)
         if concerns and not went_on and own in cast(list[str], error["causes"]):
             return True
-    return False
+        if is_by_disk(case, strike) and concerns and not went_on:
+            # The kernel passes on a number and no text; native code may not even pass that on.
+            if os.strerror(number) in message or f"os error {number}" in message:
+                return True
+            if rank == strike.rank and _is_next(case, strike, error):
+                return True
+    # What a program reads through a mapping cannot be refused in another way.
+    exits = case.run.attempts[strike.attempt - 1].exits
+    return is_by_disk(case, strike) and exits.get(strike.rank) == -signal.SIGBUS
+
+
+def was_passed_on(case: Case, strike: Strike) -> bool:
+    """Whether the kernel has told the program that a reading failed. It does not where it had only
+    read ahead; it asks again for what is needed, and the disk refuses that as well."""
+    files = [record["file"] for record in alterations(case, strike)]
+    trace = case.run.trace(strike.attempt, strike.rank)
+    told = any(record["kind"] == "told" and record["file"] in files for record in trace)
+    return told or was_noticed(case, strike) or was_told(case, strike)
+
+
+def is_by_disk(case: Case, strike: Strike) -> bool:
+    """Whether the disk altered the operation, and not the rank itself."""
+    return any(record.get("via") == "disk" for record in alterations(case, strike))
+
+
+def _is_next(case: Case, strike: Strike, error: Record) -> bool:
+    """Whether the rank announced nothing between the last refusal and its error."""
+    refused = max(float(str(record["t"])) for record in alterations(case, strike))
+    return not any(
+        refused < float(str(record["t"])) < float(str(error["t"]))
+        and record["kind"] in ("event", "step", "began", "published")
+        and record.get("via") != "disk"
+        for record in case.run.trace(strike.attempt, strike.rank)
+    )
 
 
 def went_on_after(case: Case, strike: Strike, step: int) -> bool:
@@ -75,6 +115,8 @@ def went_on_after(case: Case, strike: Strike, step: int) -> bool:
 
 def was_met(case: Case, strike: Strike) -> bool:
     """Whether a restore came upon the damage; what it made of it is for other checks."""
+    if case.run.stores_itself:
+        return was_read(case, strike)
     began = False
     for record in case.run.trace(strike.attempt, strike.rank):
         began = began or record["kind"] == "began"

@@ -71,6 +71,8 @@ OPTIONS = (
     Option("store", "PLACE", "directory or URL of the checkpoint stores (a temporary directory)"),
     Option("store_option", "KEY=VALUE", "of the storage at a URL, such as endpoint_url=URL "
             "(repeatable); secrets as KEY=env:VARIABLE", repeatable=True),
+    Option("disk", "DISK", "put the stores on a disk that sees every operation of every program, "
+            "fuse, for faults of the storage"),
     Option("powerloss", "DISK", "put the stores on a disk that can lose power, fuse, ext4 or xfs, "
             "and cut it"),
     Option("steps", "N", "optimizer steps of a run (14)", *_COUNT),

@@ -48,6 +48,7 @@ class ChaosOptions:
     device: str = "auto"
     store: str = ""
     store_option: tuple[str, ...] = ()
+    disk: str = ""
     powerloss: str = ""
     steps: int = 14
     checkpoint_interval: int = 5
@@ -60,7 +61,7 @@ class ChaosOptions:
     certify: str = ""
 
 
-_OF_THE_SESSION = ("fault", "store", "store_option", "powerloss", "artifacts", "certify")
+_OF_THE_SESSION = ("fault", "store", "store_option", "disk", "powerloss", "artifacts", "certify")
 """Options that no single test can change."""
 
 
@@ -150,8 +151,16 @@ def _check(options: ChaosOptions) -> None:
             raise UsageError(f"--chaos-text {options.text!r} is empty")
     if options.powerloss:
         check_kind(options.powerloss)
-        if options.store:
-            raise UsageError("--chaos-powerloss brings its own disk: leave out --chaos-store")
+    if options.disk:
+        check_kind(options.disk, "--chaos-disk")
+        if options.powerloss not in ("", options.disk):
+            raise UsageError(
+                f"what is done on a disk of {options.powerloss} is not observed: leave out "
+                "--chaos-disk, or say --chaos-powerloss fuse"
+            )
+    for name in ("powerloss", "disk"):
+        if getattr(options, name) and options.store:
+            raise UsageError(f"--chaos-{name} brings its own disk: leave out --chaos-store")
     if options.store_option and not is_url(options.store):
         raise UsageError("--chaos-store-option is for a URL: give one with --chaos-store")
     store_options(options.store_option)

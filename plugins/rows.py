@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from seatrial.chaos.session import Trial
+from seatrial.chaos.unseen import notes_of
 
 from .preflight import PlannedTrial
 
@@ -54,11 +55,16 @@ def row_of(planned: PlannedTrial, trial: Trial, *, passed: bool) -> Row:
         recovery_s=None if judgement.recovery_s is None else round(judgement.recovery_s, 3),
         total_s=round(trial.run.total_s, 3),
         # A resharded restore says which random streams had no counterpart.
-        note="; ".join(judgement.notes) if planned.reshard else trial.run.note,
+        note="; ".join(judgement.notes if planned.reshard else _notes(trial)),
         slowest_rank=timing.slowest_rank,
         skew_s=round(median(timing.skews), 6) if timing.skews else None,
         stragglers="; ".join(map(str, timing.stragglers)),
     )
+
+
+def _notes(trial: Trial) -> list[str]:
+    own = [trial.run.note] if trial.run.note else []
+    return [*own, *notes_of(trial.run, trial.schedule)]
 
 
 def as_properties(row: Row) -> list[Property]:

@@ -78,6 +78,7 @@ class ChaosPlugin:
                 owner=f"{owner}-{os.getpid()}",
                 stores=store if is_url(store) else Path(store).resolve() if store else None,
                 powerloss=self.options.powerloss,
+                disk=self.options.disk,
             )
         return self._session
 

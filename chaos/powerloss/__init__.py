@@ -4,6 +4,6 @@
 writes there; ``ext4`` and ``xfs`` are the real file systems on an image that is copied at the cut.
 """
 
-from .disk import KINDS, PowerDisk, check_kind, open_disk
+from .disk import KINDS, OBSERVING, PowerDisk, check_kind, open_disk
 
-__all__ = ["KINDS", "PowerDisk", "check_kind", "open_disk"]
+__all__ = ["KINDS", "OBSERVING", "PowerDisk", "check_kind", "open_disk"]

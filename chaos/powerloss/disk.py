@@ -20,6 +20,9 @@ KINDS = {
 }
 """Every kind of disk that can lose power."""
 
+OBSERVING = ("fuse",)
+"""Those that see every operation of every program on them."""
+
 
 class PowerDisk(Protocol):
     """A mounted disk. Attributes: ``root`` is the directory that it is mounted on."""
@@ -33,24 +36,28 @@ class PowerDisk(Protocol):
             What was lost, in words, by path; None if the power was never cut.
         """
 
+    def part(self) -> None:
+        """All processes of an attempt are gone."""
+
     def close(self) -> None:
         """Unmount, and remove everything. Twice is fine."""
 
 
-def check_kind(kind: str) -> None:
-    """Whether this machine can have such a disk.
+def check_kind(kind: str, option: str = "--chaos-powerloss") -> None:
+    """Whether this machine can have such a disk, for which ``option`` asked.
 
     Raises:
         UsageError: it cannot, with what is missing.
     """
-    if kind not in KINDS:
-        raise UsageError(f"--chaos-powerloss {kind!r}: choose one of {', '.join(KINDS)}")
+    kinds = KINDS if option == "--chaos-powerloss" else OBSERVING
+    if kind not in kinds:
+        raise UsageError(f"{option} {kind!r}: choose one of {', '.join(kinds)}")
     for missing, what in _lacks_fuse() if kind == "fuse" else _lacks_images(kind):
         if missing:
-            raise UsageError(f"--chaos-powerloss {kind} needs {what}")
+            raise UsageError(f"{option} {kind} needs {what}")
 
 
-def open_disk(kind: str, directory: Path) -> PowerDisk:
+def open_disk(kind: str, directory: Path, *, loses_power: bool = True) -> PowerDisk:
     """Mount an empty disk below ``directory``, which must not exist yet.
 
     Raises:
@@ -60,7 +67,9 @@ def open_disk(kind: str, directory: Path) -> PowerDisk:
     from .image import ImageDisk
 
     check_kind(kind)
-    return FuseDisk(directory) if kind == "fuse" else ImageDisk(kind, directory)
+    if kind == "fuse":
+        return FuseDisk(directory, loses_power=loses_power)
+    return ImageDisk(kind, directory)
 
 
 def _lacks_fuse() -> list[tuple[bool, str]]:
@@ -70,6 +79,7 @@ def _lacks_fuse() -> list[tuple[bool, str]]:
         (importlib.util.find_spec("mfusepy") is None, "mfusepy: pip install 'seatrial[powerloss]'"),
         (not (find_library("fuse3") or find_library("fuse")), "libfuse (fuse3 on Debian)"),
         (not os.path.exists("/dev/fuse"), "/dev/fuse, which this machine does not offer"),
+        (not os.access("/dev/fuse", os.R_OK | os.W_OK), "the right to use /dev/fuse"),
         (os.geteuid() != 0 and shutil.which("fusermount3") is None, "root, or fusermount3"),
     ]
 

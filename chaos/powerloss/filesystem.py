@@ -3,9 +3,8 @@
 It sees what native code does (``torch.save`` to a path, safetensors, ``os.replace``), which no
 Python hook does. While the power is off, every operation fails with EIO. Commands come as the
 extended attribute of any path, `seatrial.chaos.powerloss.control.CONTROL`: ``off SURVIVES`` cuts,
-``on`` ends the outage.
-
-    python -m seatrial.chaos.powerloss.filesystem DIRECTORY MOUNTPOINT PARENT
+``on`` ends the outage. A disk that keeps its power is the same without the memory of what was
+synced. Mounted by `seatrial.chaos.observed.filesystem`, which lets one operation in at a time.
 """
 
 from __future__ import annotations
@@ -14,28 +13,27 @@ import errno
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mfusepy
 
-from ..launch.processes import die_with_parent
 from .control import CONTROL, LOSSES
-from .volatile import SURVIVES, Volatile
+from .volatile import SURVIVES, Steady, Survives, Volatile
 
 
 class PowerFileSystem(mfusepy.Operations):  # type: ignore[misc]
-    """Operations on ``directory/live``. Paths are absolute within the mount. One thread."""
+    """Operations on ``directory/live``. Paths are absolute within the mount. One at a time."""
 
     use_ns = True
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, loses_power: bool = True) -> None:
         self._directory = directory
         self._live = directory / "live"
         self._live.mkdir()
-        self._volatile = Volatile(self._live, directory / "durable")
+        self._loses_power = loses_power
+        self._volatile = Volatile(self._live, directory / "durable") if loses_power else Steady()
         self._is_on = True
 
     def init_with_config(self, _: object, config: Any) -> None:
@@ -51,18 +49,22 @@ class PowerFileSystem(mfusepy.Operations):  # type: ignore[misc]
             raise mfusepy.FuseOSError(errno.ENOTSUP)
         command, _, text = bytes(value).decode().partition(" ")
         known = [each for each in SURVIVES if each == text]
-        if command == "off" and known:
-            self._is_on = False
-            lost = self._volatile.cut(known[0])
-            (self._directory / LOSSES).write_text(json.dumps(lost))
+        if command == "off" and known and self._loses_power:
+            self.cut(known[0])
         elif command == "on":
             self._is_on = True
         else:
             raise mfusepy.FuseOSError(errno.EINVAL)
         return 0
 
+    def cut(self, survives: Survives) -> None:
+        """Take the power, if it is on."""
+        if self._is_on:
+            self._is_on = False
+            (self._directory / LOSSES).write_text(json.dumps(self._volatile.cut(survives)))
+
     def getxattr(self, path: str, name: str, *_: object) -> bytes:
-        if name != CONTROL:
+        if name != CONTROL or not self._loses_power:
             raise mfusepy.FuseOSError(errno.ENODATA)
         return b"on" if self._is_on else b"off"
 
@@ -97,7 +99,8 @@ class PowerFileSystem(mfusepy.Operations):  # type: ignore[misc]
         return os.open(self._at(path), os.O_RDONLY | os.O_DIRECTORY)
 
     def releasedir(self, path: str, fh: int) -> int:
-        return self.release(path, fh)
+        os.close(fh)
+        return 0
 
     def statfs(self, path: str) -> dict[str, int]:
         found = os.statvfs(self._live)
@@ -121,6 +124,16 @@ class PowerFileSystem(mfusepy.Operations):  # type: ignore[misc]
         target = fh if fh else self._at(path)
         os.truncate(target, length)
         self._volatile.truncated(os.stat(target).st_ino, length)
+        return 0
+
+    def fallocate(self, path: str, mode: int, offset: int, length: int, fh: int) -> int:
+        self._require_power()
+        if mode:
+            raise mfusepy.FuseOSError(errno.ENOTSUP)
+        before = os.fstat(fh).st_size
+        os.posix_fallocate(fh, offset, length)
+        if os.fstat(fh).st_size != before:
+            self._volatile.truncated(os.fstat(fh).st_ino, os.fstat(fh).st_size)
         return 0
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:
@@ -147,6 +160,15 @@ class PowerFileSystem(mfusepy.Operations):  # type: ignore[misc]
     def link(self, target: str, source: str) -> int:
         os.link(self._at(source), self._at(target))
         return 0
+
+    def symlink(self, target: str, source: str) -> int:
+        if self._loses_power:  # what becomes of one is not simulated
+            raise mfusepy.FuseOSError(errno.ENOTSUP)
+        os.symlink(source, self._at(target))
+        return 0
+
+    def readlink(self, path: str) -> str:
+        return os.readlink(self._at(path))
 
     def unlink(self, path: str) -> int:
         return self._remove(os.unlink, path)
@@ -193,21 +215,3 @@ class PowerFileSystem(mfusepy.Operations):  # type: ignore[misc]
     def _at(self, path: str) -> Path:
         self._require_power()
         return self._live / path[1:]
-
-
-def main() -> None:
-    directory, mountpoint, parent = sys.argv[1:]
-    die_with_parent(int(parent))
-    mfusepy.FUSE(
-        PowerFileSystem(Path(directory)),
-        mountpoint,
-        foreground=True,
-        nothreads=True,  # one operation at a time: their order is a fact
-        fsname="seatrial",
-        subtype="seatrial",
-        auto_unmount=True,  # whatever ends this process
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The simulated disk: starts and ends the file system's process."""
+"""The disk in user space, with power to lose or without: starts and ends its process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from ..errors import UsageError
+from ..observed.control import part
 from .control import CONTROL, LOSSES
 from .mounts import unmount
 
@@ -18,15 +19,16 @@ _MOUNTING_S = 20.0
 
 
 class FuseDisk:
-    """A `seatrial.chaos.powerloss.disk.PowerDisk` by `seatrial.chaos.powerloss.filesystem`."""
+    """A `seatrial.chaos.powerloss.disk.PowerDisk` by `seatrial.chaos.observed.filesystem`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, loses_power: bool = True) -> None:
         self._directory = directory
         self.root = directory / "mounted"
         self.root.mkdir(parents=True)
         self._log = directory / "log"
-        module = "seatrial.chaos.powerloss.filesystem"
+        module = "seatrial.chaos.observed.filesystem"
         arguments = [str(directory), str(self.root), str(os.getpid())]
+        arguments += ["power"] * loses_power
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -40,8 +42,11 @@ class FuseDisk:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 said = self._log.read_text().strip().rpartition("\n")[2]
                 self.close()
-                raise UsageError(f"--chaos-powerloss fuse: cannot be mounted: {said}")
+                raise UsageError(f"the disk 'fuse' cannot be mounted: {said}")
             time.sleep(0.01)
+
+    def part(self) -> None:
+        part(str(self.root))
 
     def restore_power(self) -> list[str] | None:
         if os.getxattr(self.root, CONTROL) != b"off":

@@ -151,6 +151,28 @@ class Volatile:
         return content.read_bytes() if content.exists() else b""
 
 
+class Steady(Volatile):
+    """A directory that keeps its power: nothing is remembered of it, and nothing is lost."""
+
+    def __init__(self) -> None:
+        pass
+
+    def made(self, path: str) -> None: ...
+
+    def removed(self, inode: int) -> None: ...
+
+    def wrote(self, inode: int) -> None: ...
+
+    def truncated(self, inode: int, length: int) -> None: ...
+
+    def synced_file(self, descriptor: int) -> None: ...
+
+    def synced_directory(self, path: str) -> None: ...
+
+    def cut(self, survives: Survives) -> list[str]:
+        return []
+
+
 Listing = dict[str, tuple[int, bytes]]
 """Of every path below a directory the size in bytes and a digest; of a directory ``(-1, b"")``."""
 

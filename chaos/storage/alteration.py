@@ -13,7 +13,7 @@ import errno
 import os
 import random
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..events import STORAGE
 from ..fault import Fault
 from ..inject import Injector
 
-__all__ = ["Alteration", "step_of_file"]
+__all__ = ["Alteration", "step_of_file", "step_of_own_content"]
 
 Key = tuple[Hashable, ...]
 
@@ -39,11 +39,18 @@ def step_of_file(file: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def step_of_own_content(_event: str, file: str) -> int | None:
+    """The step of the checkpoint of this project's store of which ``file`` is a part."""
+    return step_of_file(file) if _CONTENT.search(file) else None
+
+
 class Alteration:
     """One operation on ``file``; call `begin`, then carry out what is left, `answer` and `end`.
 
     Attributes:
         content: what is to be written, or the buffer to fill.
+        facts: what is known of it, ``file`` at least.
+        reported: the faults that have changed it.
         wait_s: how long to wait before it is carried out.
         is_lost: it is not to be carried out.
         hold: it is to be carried out after so many others, if it is not 0.
@@ -56,8 +63,16 @@ class Alteration:
         data: Any,
         facts: dict[str, object],
         seen: dict[Key, Any] | None,
+        waiting: Collection[Fault],
+        step_of_content: Callable[[str, str], int | None] | None = None,
     ) -> None:
+        """``waiting`` are the faults that may alter it; ``seen`` is what the rank has seen, if one
+        of them wants that. ``step_of_content(event, file)`` is the step of the checkpoint of which
+        the file is a part; None where it is none.
+        """
         self.event = event
+        self.facts = facts
+        self.reported: list[tuple[int, Fault]] = []
         self.file = str(facts["file"])
         self.offset = facts.get("offset")
         self.content = data
@@ -67,6 +82,8 @@ class Alteration:
         self._at_rest: list[tuple[int, Fault]] = []
         self._injector = injector
         self._seen = seen
+        self._waiting = waiting
+        self._step_of_content = step_of_content or step_of_own_content
         self._step = step_of_file(self.file)
         self._reading: list[tuple[int, Fault]] = []
 
@@ -76,7 +93,7 @@ class Alteration:
         Raises:
             OSError: the operation is refused.
         """
-        for index, fault in self._injector.due(self.event, "before", self.file, self._step):
+        for index, fault in self._due("before"):
             if fault.action == "fail":
                 self._refuse(index, fault)
             elif self.event == f"{STORAGE}read" or fault.action == "stale":
@@ -110,7 +127,7 @@ class Alteration:
         Raises:
             OSError: the operation took effect, and is reported as failed.
         """
-        for index, fault in self._injector.due(self.event, "after", self.file, self._step):
+        for index, fault in self._due("after"):
             self._refuse(index, fault)
 
     def report(
@@ -133,19 +150,24 @@ class Alteration:
             changed=changed,
             lasts_s=lasts_s,
         )
-        is_shown = self.event.removeprefix(STORAGE) in DATA and _CONTENT.search(self.file)
+        if changed:
+            self.reported.append((index, fault))
+        step = self._step_of_content(self.event, self.file)
         lies = fault.action not in ("fail", "delay", "slow")
-        if changed and lies and is_shown and self._step is not None:
+        if changed and lies and self.event.removeprefix(STORAGE) in DATA and step is not None:
             trace.record(
                 "damage",
                 fault=index,
-                step=self._step,
+                step=step,
                 file=self.file,
                 change=change,
                 event=self.event,
             )
 
     # What becomes of it
+
+    def _due(self, edge: str) -> list[tuple[int, Fault]]:
+        return self._injector.due(self.event, edge, self.file, self._step, self._waiting)
 
     def _refuse(self, index: int, fault: Fault) -> None:
         number = ERRORS[fault.error]

@@ -3,7 +3,8 @@
 Guarantees: a rank is armed only if its schedule waits for an operation of the storage, so that
 other trials pay nothing; a process that the rank starts anew finds the faults in its environment
 and is armed when it makes a ``chaos::`` file system, with counts of its own and the rank's trace; a
-forked one goes on counting from where the rank was.
+forked one goes on counting from where the rank was. Where the store is on a disk that sees its
+operations itself, it is the disk that is told of the faults, and no operation counts twice.
 
 Torch-free. Called by the rank's worker, by the file system, and by tests of storage code.
 """
@@ -22,6 +23,8 @@ from seatrial.recovery.probe import interpose, listen, performer
 
 from ..inject import Injector, Position
 from ..ledger import Ledger
+from ..observed.audit import look_for_files
+from ..observed.control import Link, root_of
 from ..schedule import Schedule
 from ..trace import Record, TraceWriter, read_trace
 from .operations import Operations
@@ -41,19 +44,32 @@ def arm(
     """
     if not any(fault.at.is_storage for fault in injector.faults):
         return lambda: None
-    os.environ[ENVIRONMENT] = json.dumps(
-        {
-            "schedule": str(Schedule(injector.faults, injector.seed)),
-            "position": {**asdict(position), "pids": str(position.pids)},
-            "strikes": str(strikes),
-            "trace": str(trace),
-        }
-    )
-    return _armed(injector)
+    root = root_of(position.store)
+    plan = {
+        "schedule": str(Schedule(injector.faults, injector.seed)),
+        "position": {**asdict(position), "pids": str(position.pids)},
+        "strikes": str(strikes),
+        "trace": str(trace),
+        "root": root,
+    }
+    os.environ[ENVIRONMENT] = json.dumps(plan)
+    if root is None:
+        return _armed(injector)
+    link = Link(position.store, root)
+    if link.join(json.dumps(plan)):
+        look_for_files(injector.trace, ignored=(str(strikes.parent),), holds=link.holds)
+    leave, end = listen(link), _armed(injector, link)
+
+    def part() -> None:
+        leave()
+        end()
+        link.end()
+
+    return part
 
 
-def _armed(injector: Injector) -> Callable[[], None]:
-    operations = Operations(injector)
+def _armed(injector: Injector, link: Link | None = None) -> Callable[[], None]:
+    operations = Operations(injector, on_disk=None if link is None else link.holds)
     stop = interpose(operations)
 
     def end() -> None:
@@ -76,7 +92,7 @@ def arm_from_environment() -> None:
         Ledger(Path(plan["strikes"])),
         TraceWriter(Path(plan["trace"])),
     )
-    _armed(injector)
+    _armed(injector, Link(position.store, plan["root"]) if plan.get("root") else None)
 
 
 class Struck:

@@ -21,9 +21,10 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
+from ..actions import INSIDE
 from ..fault import Fault
 from ..inject import Injector
-from .alteration import Alteration, Key, version_key
+from .alteration import Alteration, Key, step_of_own_content, version_key
 
 __all__ = ["Operations"]
 
@@ -42,7 +43,9 @@ class _Held:
 class Operations:
     """The storage operations of one rank in one attempt; see `seatrial.recovery.probe.perform`."""
 
-    def __init__(self, injector: Injector) -> None:
+    def __init__(self, injector: Injector, *, on_disk: Callable[[str], bool] | None = None) -> None:
+        """``on_disk`` says of a file whether the disk that it is on sees its operations itself."""
+        self._on_disk = on_disk
         self.counts: Counter[str] = Counter()
         """How many operations of each kind were begun."""
         self._injector = injector
@@ -59,19 +62,44 @@ class Operations:
         operation = self.begin(event, data, facts)
         if operation is None:
             return do(data)
-        if operation.wait_s:
-            time.sleep(operation.wait_s)
+        self.wait(operation.wait_s)
         if operation.hold:
-            self.hold(operation, _later(operation, do))
+            self.hold(operation, self.later(operation, do))
             result = lost
         else:
             result = lost if operation.is_lost else do(operation.content)
-        result = operation.answer(result)
-        if operation.wait_s:
-            time.sleep(operation.wait_s)
+        try:
+            result = operation.answer(result)
+        finally:
+            self.done(operation)
+        self.wait(operation.wait_s)
         operation.changes_at_rest(possible=False)
         operation.end()
         return result
+
+    # What another place of the same storage does differently
+
+    def wait(self, seconds: float) -> None:
+        """Let the operation take that much longer."""
+        if seconds:
+            time.sleep(seconds)
+
+    def later(self, operation: Alteration, do: Callable[[Any], Any]) -> Callable[[], object]:
+        """``do`` with what it needs, which its caller may have closed by then."""
+        if isinstance(operation.offset, int):
+            return partial(_write_at, operation.file, operation.content, operation.offset)
+        return partial(do, operation.content)
+
+    def done(self, operation: Alteration) -> None:
+        """It has been carried out and answered, as the faults would have it."""
+
+    def takes(self, fault: Fault, file: str) -> bool:
+        """Whether ``fault`` is to strike here, at an operation on ``file``."""
+        return self._on_disk is None or fault.action in INSIDE or not self._on_disk(file)
+
+    def step_of_content(self, event: str, file: str) -> int | None:
+        """The step of the checkpoint of which ``file`` is a part."""
+        return step_of_own_content(event, file)
 
     def begin(self, event: str, data: Any, facts: dict[str, object]) -> Alteration | None:
         """Count the operation; how faults alter it, or None if none waits for it.
@@ -87,12 +115,14 @@ class Operations:
         if not waiting:
             return None
         file = str(facts["file"])
-        waiting = [fault for fault in waiting if fnmatchcase(file, fault.path)]
+        waiting = [f for f in waiting if fnmatchcase(file, f.path) and self.takes(f, file)]
         if not waiting:
             return None
         is_remembered = any(fault.action == "stale" for fault in waiting)
         seen = self._seen if is_remembered else None
-        operation = Alteration(self._injector, event, data, facts, seen)
+        operation = Alteration(
+            self._injector, event, data, facts, seen, waiting, self.step_of_content
+        )
         operation.begin()
         return operation
 
@@ -100,6 +130,10 @@ class Operations:
         """Whether the content of ``file`` should be remembered before it is overwritten."""
         waiting = self._waiting_for("storage/read")
         return any(f.action == "stale" and fnmatchcase(file, f.path) for f in waiting)
+
+    def waits(self, event: str, file: str) -> bool:
+        """Whether a fault waits for the operation ``event`` on ``file``."""
+        return any(fnmatchcase(file, fault.path) for fault in self._waiting_for(event))
 
     def _waiting_for(self, event: str) -> list[Fault]:
         waiting = self._waiting.get(event)
@@ -144,13 +178,6 @@ class Operations:
                 return
             said = "carried out late"
         self._injector.trace.record("late", file=held.file, change=said)
-
-
-def _later(operation: Alteration, do: Callable[[Any], Any]) -> Callable[[], object]:
-    """``do`` with what it needs, which its caller may have closed by then."""
-    if isinstance(operation.offset, int):
-        return partial(_write_at, operation.file, operation.content, operation.offset)
-    return partial(do, operation.content)
 
 
 def _write_at(file: str, content: bytes, offset: int) -> None:

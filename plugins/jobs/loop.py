@@ -29,7 +29,8 @@ from seatrial.recovery.store import CheckpointStore, Restored
 
 from .handoff import hand_off, take_over
 from .hazards import hazards_of
-from .protocol import Job, StepReport
+from .own_checkpoints import OwnCheckpoints, OwnRestored
+from .protocol import Job, SavesItself, StepReport
 from .registry import load_job
 
 
@@ -66,17 +67,21 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
     consistency = Consistency(context.observer, timeout_s=context.timeout_s)
     _KEPT.append(consistency)
-    store = CheckpointStore(
-        context.store,
-        keep_last=settings.keep_last,
-        topology=context.topology,
-        writer={"attempt": context.attempt},
-        run=described,
-        timeout_s=context.timeout_s,
-        guards=[Replicas(rank=context.rank), consistency],
-    )
+    store: CheckpointStore | OwnCheckpoints
+    if isinstance(job, SavesItself):
+        store = OwnCheckpoints(job, context, described)
+    else:
+        store = CheckpointStore(
+            context.store,
+            keep_last=settings.keep_last,
+            topology=context.topology,
+            writer={"attempt": context.attempt},
+            run=described,
+            timeout_s=context.timeout_s,
+            guards=[Replicas(rank=context.rank), consistency],
+        )
     fingerprinter = Fingerprinter(rank=context.rank)
-    restored = None
+    restored: Restored | OwnRestored | None = None
     if settings.take_over:
         take_over(state, Path(settings.take_over), rank=context.rank)
     else:
@@ -150,7 +155,7 @@ def _record_beginning(
     job: Job,
     state: TrainingState,
     fingerprinter: Fingerprinter,
-    restored: Restored | None,
+    restored: Restored | OwnRestored | None,
     changes: tuple[str, ...],
 ) -> None:
     damaged = [list(each) for each in restored.damaged] if restored else []

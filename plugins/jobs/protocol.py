@@ -1,14 +1,15 @@
 """What a training program must offer to be put on trial as a `Job`.
 
 Three things: build yourself on a rank, run one step, say what your state is. Everything else (the
-loop, checkpoints, restores, the trace, preemption) is `seatrial.plugins.jobs.loop`.
+loop, checkpoints, restores, the trace, preemption) is `seatrial.plugins.jobs.loop`. A job whose own
+code writes its checkpoints, and reads them, offers that as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.recovery.state import TrainingState
@@ -44,3 +45,18 @@ class Job(Protocol):
 
     def step(self, context: RankContext) -> StepReport:
         """Run one optimizer step; the phases are ``with context.phase("forward")`` and so on."""
+
+
+@runtime_checkable
+class SavesItself(Protocol):
+    """What a `Job` offers that keeps its checkpoints by its own code, below ``context.store``.
+
+    Every rank calls both at the same point. Once `save_checkpoint` has returned on all ranks the
+    checkpoint counts as acknowledged.
+    """
+
+    def save_checkpoint(self, context: RankContext, state: TrainingState) -> None:
+        """Save the state that `Job.build` returned, ``state.progress`` included."""
+
+    def load_checkpoint(self, context: RankContext, state: TrainingState) -> bool:
+        """Put the newest checkpoint back, ``state.progress`` included; False if there is none."""

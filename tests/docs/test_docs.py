@@ -94,6 +94,12 @@ def test_the_table_of_alterations_is_the_code_s() -> None:
     assert f"`error=` is one of {', '.join(names)}, or {last}" in text
 
 
+def test_the_table_of_the_disk_has_all_operations() -> None:
+    assert [row[0] for row in table(STORAGE_FAULTS, "disk")] == [
+        f"`{event.name}`" for event in EVENTS if event.stage == "storage"
+    ]
+
+
 def test_the_table_of_faults_of_requests_is_the_code_s() -> None:
     assert table(STORAGE_FAULTS, "requests") == [
         [f"`{name}`", meaning] for name, meaning in HTTP_ACTIONS.items()

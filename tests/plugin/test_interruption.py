@@ -51,13 +51,18 @@ def test_a_pytest_process_that_is_ended_in_a_trial_leaves_nothing(
 ) -> None:
     log = pytester.path / "built"
     store = pytester.path / "store"
-    place = f"--chaos-powerloss={powerloss}" if powerloss else f"--chaos-store={store}"
+    places, fault, steps = [f"--chaos-store={store}"], "clean", 1000
     if powerloss:
         require_kind(powerloss)
+        places = [f"--chaos-powerloss={powerloss}"]
+    if powerloss == "fuse":  # while a rank waits for the file system, which dies
+        places, steps = [*places, "--chaos-disk=fuse"], 1
+        fault = "delay rank=1 at=storage/create seconds=600"
     command = [
         *(sys.executable, "-m", "pytest", "--chaos", "-p", "no:xdist", "-p", "no:cacheprovider"),
-        *("--chaos-job=tiny_job:TinyJob", "--chaos-steps=1000", "--chaos-fault=clean"),
-        *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", place),
+        *("--chaos-job=tiny_job:TinyJob", f"--chaos-steps={steps}"),
+        *("--chaos-param=pause_s=0.05", f"--chaos-param=log={log}", *places),
+        f"--chaos-fault={fault}",
     ]
     process = subprocess.Popen(
         command,
@@ -67,7 +72,10 @@ def test_a_pytest_process_that_is_ended_in_a_trial_leaves_nothing(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        wait_until(lambda: log.exists() and len(log.read_text().splitlines()) == 2, "ranks run")
+        wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 2, "ranks run")
+        if fault != "clean":
+            struck = "*/main-*/trial1/strikes/fault0*.json"
+            wait_until(lambda: any(temporary.glob(struck)), "a rank waits for its disk")
         below = descendants(process.pid)
         assert len(below) >= 3
         os.kill(process.pid, number)

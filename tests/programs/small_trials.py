@@ -11,7 +11,7 @@ from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.route import Route
 
 JOBS = (
-    *("bucket_trap_job", "loader_job", "records_job", "resharding_job"),
+    *("bucket_trap_job", "loader_job", "native_jobs", "records_job", "resharding_job"),
     *("side_file_job", "tiny_job", "traits_job"),
 )
 

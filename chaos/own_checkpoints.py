@@ -1,0 +1,142 @@
+"""Jobs that write their checkpoints by their own code: what is known of those, and who read what.
+
+This project's store can be inspected; a file of ``torch.save`` cannot be told from a damaged one.
+So a checkpoint of the job's own is known by its acknowledgement, by what the disk saw a fault do to
+its files, and by who read them afterwards. Whether it was right is for the state to show: that of
+the restart is compared with the reference bitwise.
+
+Guarantees: bytes that a fault changed, that a rank read before it began, and after which its state
+is wrong, are corruption; after which the state is right, they prove nothing.
+Torch-free; for `seatrial.chaos.checks`, `seatrial.chaos.effects` and the session.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from .beginnings import beginning_differs
+from .case import Case, Finding, Verdict
+from .ledger import Strike
+from .run import Attempt, StoreState
+from .trace import Record, read_trace
+
+_TRACE = re.compile(r"attempt(\d+)-rank(\d+)\.")
+
+
+def state_of(run_directory: Path) -> StoreState | None:
+    """What the traces so far tell of the checkpoints of a job; None if it writes none by itself."""
+    published: dict[int, int] = {}  # by step, the last attempt
+    damaged: dict[int, int] = {}
+    is_own = False
+    for path in (run_directory / "traces").glob("attempt*.jsonl"):
+        found = _TRACE.match(path.name)
+        number = int(found[1]) if found else 0
+        for record in read_trace(path):
+            is_own = is_own or record["kind"] == "stores"
+            at_rest = record.get("event") != "storage/read"
+            for kind, last in (("published", published), ("damage", damaged)):
+                if record["kind"] == kind and at_rest:
+                    step = int(str(record["step"]))
+                    last[step] = max(number, last.get(step, 0))
+    if not is_own:
+        return None
+    valid = [step for step, last in published.items() if last > damaged.get(step, 0)]
+    return StoreState(valid=tuple(sorted(valid)), own=True)
+
+
+def was_read(case: Case, strike: Strike) -> bool:
+    """Whether a rank read, before it began, what the fault had changed."""
+    return any(True for _ in _readers(case, strike.fault, since=strike.attempt))
+
+
+def failed_of_it(case: Case, strike: Strike) -> bool:
+    """Whether a rank failed in the attempt of the strike when it had read what was changed."""
+    attempt = case.run.attempts[strike.attempt - 1]
+    return any(
+        _failed_after(case, attempt, rank, record)
+        for rank in range(case.run.ranks_of(attempt.number))
+        for record in _met(case, attempt.number, rank)
+        if record["fault"] == strike.fault
+    )
+
+
+def refused(case: Case, attempt: Attempt) -> bool:
+    """Whether a rank of a restart failed when it had read what a fault had changed before."""
+    if not case.run.stores_itself or case.trajectory.beginning(attempt.number) is not None:
+        return False
+    return any(
+        _failed_after(case, attempt, rank, record)
+        for rank in range(case.run.ranks_of(attempt.number))
+        for record in _met(case, attempt.number, rank)
+    )
+
+
+def corruption_accepted(case: Case) -> Iterator[Finding]:
+    """Restarts whose state is wrong after they had read what a fault had changed."""
+    for attempt in case.run.attempts if case.run.stores_itself else ():
+        beginning = case.trajectory.beginning(attempt.number)
+        if beginning is None or beginning.restored is None:
+            continue
+        read = [
+            (rank, record)
+            for rank in range(case.run.ranks_of(attempt.number))
+            for record in _before_it_began(_met(case, attempt.number, rank), beginning.t)
+        ]
+        wrong = beginning_differs(case, beginning) if read else None
+        if wrong is not None:
+            rank, record = read[0]
+            fault = case.schedule.faults[int(str(record["fault"]))]
+            yield Finding(
+                verdict=Verdict.CORRUPTION_UNDETECTED,
+                reason=f"attempt {attempt.number} resumed from step {beginning.restored}, though "
+                f"rank {rank} read {record['file']} as the fault '{fault}' had left it: "
+                f"{wrong.reason}",
+                component=wrong.component,
+                step=beginning.restored,
+            )
+
+
+def made_no_difference(case: Case, strike: Strike) -> bool:
+    """Whether whoever read what was changed went on from the same step with the right state."""
+    for attempt, _, record in _readers(case, strike.fault, since=strike.attempt):
+        beginning = case.trajectory.beginning(attempt.number)
+        if beginning is None or beginning.restored is None:
+            return False  # it failed, or started anew
+        if beginning_differs(case, beginning) is not None:
+            return False
+        step = record.get("step")
+        if isinstance(step, int) and beginning.restored < step:
+            return False  # it fell back
+    return True
+
+
+def _readers(case: Case, fault: int, *, since: int) -> Iterator[tuple[Attempt, int, Record]]:
+    for attempt in case.run.attempts[since - 1 :]:
+        beginning = case.trajectory.beginning(attempt.number)
+        until = attempt.ended_t if beginning is None else beginning.t
+        is_first = attempt.number == 1 and beginning is not None
+        for rank in range(case.run.ranks_of(attempt.number)) if not is_first else ():
+            for record in _before_it_began(_met(case, attempt.number, rank), until):
+                if record["fault"] == fault:
+                    yield attempt, rank, record
+
+
+def _met(case: Case, attempt: int, rank: int) -> list[Record]:
+    return [record for record in case.run.trace(attempt, rank) if record["kind"] == "met"]
+
+
+def _before_it_began(records: list[Record], t: float) -> Iterator[Record]:
+    return (record for record in records if float(str(record["t"])) < t)
+
+
+def _failed_after(case: Case, attempt: Attempt, rank: int, met: Record) -> bool:
+    """Whether the rank raised an error next: it completed no step in between."""
+    for record in case.run.trace(attempt.number, rank):
+        if float(str(record["t"])) > float(str(met["t"])):
+            if record["kind"] == "error":
+                return True
+            if record["kind"] == "step":
+                return False
+    return False
