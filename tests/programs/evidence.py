@@ -6,6 +6,7 @@ samples used up in two steps.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from seatrial.chaos.trajectory import read_trajectory
 from seatrial.chaos.verdict import Judgement, judge
 
 RANKS, STEPS, INTERVAL, SAMPLES = 2, 6, 2, 4
+KILL = "kill rank=1 at=step:5/data"
+FLIP = f"flip rank=1 at=step:5/data; {KILL} when=after"
+KILLED = {0: 1, 1: -signal.SIGKILL}
+ALL = range(1, STEPS + 1)
 COMPONENTS = ("model", "optimizer", "scheduler", "rng", "sampler", "progress")
 
 
@@ -190,3 +195,9 @@ class Evidence:
             expected_steps=steps,
             resharded=resharded,
         )
+
+
+def finish(run: Evidence, **different: Any) -> None:
+    """Add the second attempt as it should be, but for what is ``different``."""
+    normal: dict[str, Any] = {"restored": 4, "source": 1, "published": (6,), "valid": (4, 6)}
+    run.attempt(different.pop("steps", range(5, 7)), **normal | different)

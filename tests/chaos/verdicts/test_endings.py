@@ -1,0 +1,117 @@
+"""Verdicts about how a run ended: HUNG, STOPPED, UNRECOVERABLE, LEAKED."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from evidence import FLIP, KILL, KILLED, Evidence, finish
+
+from seatrial.chaos.verdict import Verdict
+
+from .conftest import MakeEvidence
+
+
+def test_an_attempt_that_hangs_though_nothing_struck_it_is_hung(
+    reference: Evidence, killed: Evidence
+) -> None:
+    finish(killed, ending="hung", exits={}, steps=[5], published=(), valid=(2, 4), cause="silent")
+    finish(killed)
+    assert killed.judged(reference, KILL).verdict is Verdict.HUNG
+
+
+def test_a_run_whose_last_attempt_hangs_is_hung(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    text = "stop rank=1 at=step:5/data"
+    run = make_evidence("run")
+    run.strike(text)
+    run.attempt(range(1, 5), ending="hung", exits={}, published=(2, 4), valid=(2, 4))
+    assert run.judged(reference, text).verdict is Verdict.HUNG
+
+
+def test_an_attempt_that_fails_though_nothing_struck_it_is_unrecoverable(
+    reference: Evidence, killed: Evidence
+) -> None:
+    finish(
+        killed,
+        ending="failed",
+        exits={0: 1, 1: 1},
+        steps=[5],
+        published=(),
+        valid=(2, 4),
+        cause="KeyError: 'x'",
+    )
+    finish(killed)
+    judgement = killed.judged(reference, KILL)
+    assert judgement.verdict is Verdict.UNRECOVERABLE
+    assert "attempt 2 failed though no fault struck in it: KeyError: 'x'" in judgement.reason
+
+
+def test_a_stop_that_was_continued_does_not_explain_a_failure(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    text = "stop rank=1 at=step:5/data resume=1"
+    run = make_evidence("run")
+    run.strike(text)
+    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
+    finish(run)
+    assert run.judged(reference, text).verdict is Verdict.UNRECOVERABLE
+
+
+def test_giving_up_with_a_valid_checkpoint_is_stopped(
+    reference: Evidence, killed: Evidence
+) -> None:
+    judgement = killed.judged(reference, KILL)
+    assert judgement.verdict is Verdict.STOPPED
+    assert "the checkpoint of step 4 is valid" in judgement.reason
+
+
+def test_giving_up_before_anything_was_saved_is_stopped_and_says_so(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    run = make_evidence("run")
+    run.strike(KILL)
+    run.attempt([1], ending="failed", exits=KILLED, cause="killed")
+    judgement = run.judged(reference, KILL)
+    assert judgement.verdict is Verdict.STOPPED
+    assert "step None" not in judgement.reason
+    assert "nothing had been saved" in judgement.reason
+
+
+def test_giving_up_without_any_valid_checkpoint_is_unrecoverable(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    run = make_evidence("run")
+    run.strike("flip", fault=0)
+    run.strike("kill", fault=1)
+    run.attempt(
+        range(1, 5),
+        ending="failed",
+        exits=KILLED,
+        published=(4,),
+        damaged={4: "digest"},
+        damage=(4,),
+    )
+    run.attempt(
+        (),
+        ending="failed",
+        exits={0: 1},
+        damaged={4: "digest"},
+        silent=(0, 1),
+        error="NoValidCheckpointError",
+    )
+    assert run.judged(reference, FLIP).verdict is Verdict.UNRECOVERABLE
+
+
+@pytest.mark.parametrize(
+    "left", [{"strays": ("sleep 3",)}, {"litter": ("/dev/shm/x",)}, {"leftovers": ("step-6/x",)}]
+)
+def test_anything_left_behind_by_a_finished_run_is_leaked(
+    reference: Evidence, killed: Evidence, left: dict[str, Any]
+) -> None:
+    finish(killed, **left)
+    judgement = killed.judged(reference, KILL)
+    assert judgement.verdict is Verdict.LEAKED
+    ((name,),) = left.values()
+    assert name in judgement.reason
