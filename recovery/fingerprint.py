@@ -65,14 +65,14 @@ class Fingerprint:
 class _Batch:
     """Small tensors of one device, hashed together, with memory that is used again each time.
 
-    All int64: ``keys``, ``products`` ``[2, words]``; ``words`` ``[words]``; ``running``
-    ``[2, words + 1]``, which begins with zeros; ``bounds`` ``[tensors + 1]``, where each begins.
+    All int64: ``keys`` ``[2, words]``; ``words`` ``[words]``; ``running`` ``[words + 1]``, which
+    begins with a zero and serves both lanes in turn; ``bounds`` ``[tensors + 1]``, where each
+    begins.
     """
 
     placements: list[Placement]
     keys: torch.Tensor
     words: torch.Tensor
-    products: torch.Tensor
     running: torch.Tensor
     bounds: torch.Tensor
     base: list[tuple[int, int]]
@@ -152,10 +152,13 @@ class Fingerprinter:
             words = _as_words(parts[0] if len(parts) == 1 else torch.cat(parts))
             batch.words[filled : filled + len(words)] = words
             filled += len(words)
-        torch.mul(batch.keys, batch.words, out=batch.products)
-        # Prefix sums, not one sum per tensor: subtraction undoes addition exactly modulo 2^64.
-        torch.cumsum(batch.products, dim=1, out=batch.running[:, 1:])
-        sums = batch.running[:, batch.bounds].diff(dim=1).tolist()
+        sums = []
+        running = batch.running[1:]
+        for keys in batch.keys:
+            torch.mul(keys, batch.words, out=running)
+            # Prefix sums, not one sum per tensor: subtraction undoes addition exactly modulo 2^64.
+            running.cumsum_(0)
+            sums.append(batch.running[batch.bounds].diff().tolist())
         return {
             placement.name: ((first + a) & _UINT64, (second + b) & _UINT64)
             for placement, first, second, (a, b) in zip(placements, *sums, batch.base, strict=True)
@@ -186,8 +189,7 @@ def _plan(placements: list[Placement], device: torch.device) -> _Batch:
         placements=placements,
         keys=all_keys,
         words=all_keys.new_empty(count),
-        products=torch.empty_like(all_keys),
-        running=all_keys.new_zeros((2, count + 1)),
+        running=all_keys.new_zeros(count + 1),
         bounds=torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0).to(device),
         # The sum of the keys is the "+ 1" of every word, so that zeros leave a trace.
         base=[_pair(part.sum(dim=1)) for part in keys],

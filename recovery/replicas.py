@@ -36,15 +36,21 @@ class Replicas:
     """A `seatrial.recovery.guards.Guard` of one rank.
 
     ``only(name, tensor)`` says which tensors are compared, by their names in the checkpoint. By
-    default these are the parameters and what belongs to the optimizer.
+    default these are the parameters and what belongs to the optimizer. ``fingerprinter`` is one
+    that the program has for the same state, whose memory then serves both.
     """
 
     name = "replicas"
 
     def __init__(
-        self, *, rank: int, only: Callable[[str, torch.Tensor], bool] | None = None
+        self,
+        *,
+        rank: int,
+        only: Callable[[str, torch.Tensor], bool] | None = None,
+        fingerprinter: Fingerprinter | None = None,
     ) -> None:
-        self._fingerprinter = Fingerprinter(rank=rank)
+        self._shares = fingerprinter is not None
+        self._fingerprinter = fingerprinter or Fingerprinter(rank=rank)
         self._only = only or _is_trained
         self._told: str | None = None
         self._digest = ""
@@ -53,8 +59,11 @@ class Replicas:
 
     def testify(self, state: Checkpointable) -> Any:
         """The layout of this rank's tensors, if it changed, and a hash of each."""
-        tensors = {n: t for n, t in state.tensors().items() if self._only(n, t)}
-        parts = self._fingerprinter.tensors(tensors)
+        tensors = state.tensors()
+        chosen = {name: tensor for name, tensor in tensors.items() if self._only(name, tensor)}
+        # A fingerprinter keeps the memory of one set of tensors: that of whoever shares it.
+        found = self._fingerprinter.tensors(tensors if self._shares else chosen)
+        parts = {name: found[name] for name in chosen}
         layout = [(name, self._fingerprinter.region(name)) for name in parts]
         digest = hashlib.blake2b(json.dumps(layout).encode(), digest_size=16).hexdigest()
         changed = digest != self._told

@@ -65,6 +65,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     job = load_job(settings.job, settings.params)
     state = job.build(context)
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
+    fingerprinter = Fingerprinter(rank=context.rank)
     consistency = Consistency(context.observer, timeout_s=context.timeout_s)
     _KEPT.append(consistency)
     store: CheckpointStore | OwnCheckpoints
@@ -78,9 +79,8 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
             writer={"attempt": context.attempt},
             run=described,
             timeout_s=context.timeout_s,
-            guards=[Replicas(rank=context.rank), consistency],
+            guards=[Replicas(rank=context.rank, fingerprinter=fingerprinter), consistency],
         )
-    fingerprinter = Fingerprinter(rank=context.rank)
     restored: Restored | OwnRestored | None = None
     if settings.take_over:
         take_over(state, Path(settings.take_over), rank=context.rank)

@@ -11,12 +11,14 @@ import torch
 
 from seatrial.recovery.errors import RecoveryError, ReplicaMismatchError, SaveError
 from seatrial.recovery.exchange import Exchange
+from seatrial.recovery.fingerprint import Fingerprinter
 from seatrial.recovery.replicas import Replicas
 from seatrial.recovery.store import CheckpointStore
 
 from .conftest import PlainState
 
 RunThreads = Callable[..., list[Any]]
+Guards = Callable[[int], list[Replicas]]
 
 
 class Objects:
@@ -98,6 +100,16 @@ def replicas(rank: int) -> list[Replicas]:
     return [Replicas(rank=rank)]
 
 
+def sharing(rank: int) -> list[Replicas]:
+    """With a fingerprinter that has served for the whole state."""
+    fingerprinter = Fingerprinter(rank=rank)
+    fingerprinter(state(rank))
+    return [Replicas(rank=rank, fingerprinter=fingerprinter)]
+
+
+either_way = pytest.mark.parametrize("guards", [replicas, sharing])
+
+
 def flipped(rank: int, name: str = "model/w") -> PlainState:
     one = state(rank)
     changed = one.live[name].detach().clone()
@@ -110,12 +122,13 @@ def test_equal_copies_are_saved(run_threads: RunThreads, tmp_path: Path) -> None
     assert saved(run_threads, tmp_path, [state(r) for r in range(3)], replicas) == [5, 5, 5]
 
 
+@either_way
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_one_flipped_bit_is_refused_and_its_rank_named(
-    run_threads: RunThreads, tmp_path: Path, odd: int
+    run_threads: RunThreads, tmp_path: Path, odd: int, guards: Guards
 ) -> None:
     states = [flipped(rank) if rank == odd else state(rank) for rank in range(3)]
-    results = saved(run_threads, tmp_path, states, replicas)
+    results = saved(run_threads, tmp_path, states, guards)
     assert [type(each) for each in results] == [ReplicaMismatchError] * 3
     assert str(results[0]) == (
         f"step 5 was not saved: the copies of model/w on rank {odd} differ from those of the other "
@@ -134,9 +147,10 @@ def test_the_optimizer_s_state_is_compared(run_threads: RunThreads, tmp_path: Pa
     assert "optimizer/w/exp_avg" in str(saved(run_threads, tmp_path, states, replicas)[0])
 
 
-def test_buffers_may_differ(run_threads: RunThreads, tmp_path: Path) -> None:
+@either_way
+def test_buffers_may_differ(run_threads: RunThreads, tmp_path: Path, guards: Guards) -> None:
     states = [state(rank, **{"model/mean": torch.ones(2) + rank}) for rank in range(2)]
-    assert saved(run_threads, tmp_path, states, replicas) == [5, 5]
+    assert saved(run_threads, tmp_path, states, guards) == [5, 5]
 
 
 def test_a_tensor_that_one_rank_alone_holds_has_no_copies(
