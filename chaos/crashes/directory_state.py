@@ -62,24 +62,22 @@ class DirectoryState(Choices):
             return
         parent = os.path.dirname(path)
         self._look(parent)
-        if self._nodes.get(parent) is None or parent in self._file_paths():
+        held = self._nodes.get(parent)
+        if held is None or held in self._disk.files:
             return  # Not there for lack of a directory; if one appears later, it is recovery's own.
         node = self.choose(self._disk.names(path, self.given), path)
         assert node is None or isinstance(node, int)
         self._nodes[path] = node
         if node is None:
             return
-        place = self.root / path
+        place = f"{self.root}{os.sep}{path}"
         if node not in self._disk.files:
-            place.mkdir()
+            os.mkdir(place)
         elif node in self._places:
-            os.link(self.root / self._places[node], place)
+            os.link(self._places[node], place)
         else:
-            place.write_bytes(b"")
-            self._places[node] = path
-
-    def _file_paths(self) -> set[str]:
-        return {path for path, node in self._nodes.items() if node in self._disk.files}
+            _write(place, b"")
+            self._places[node] = place
 
     def _read(self, path: str) -> None:
         """Decide what the file at ``path`` holds, and write it."""
@@ -90,7 +88,7 @@ class DirectoryState(Choices):
         assert isinstance(content, bytes)
         self._bytes[node] = content
         if content:
-            (self.root / path).write_bytes(content)
+            _write(f"{self.root}{os.sep}{path}", content)
 
     def handle(self, name: str, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if getattr(self._thread, "inside", False):
@@ -130,3 +128,11 @@ class DirectoryState(Choices):
                 if path and below.startswith(f"{path}{os.sep}"):
                     self._look(below)
                     self._read(below)
+
+
+def _write(place: str, content: bytes) -> None:
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT, 0o644)  # there are very many of them
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)

@@ -139,5 +139,11 @@ def offered_options(url: str) -> dict[str, object]:
 
 
 def _all_offered() -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads(os.environ.get(_ENVIRONMENT) or "{}")
-    return found
+    text = os.environ.get(_ENVIRONMENT) or "{}"
+    try:
+        found = json.loads(text)
+        return {str(url): dict(options) for url, options in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"the environment variable {_ENVIRONMENT} is no JSON object of options by URL; unset it"
+        ) from error

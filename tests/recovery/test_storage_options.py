@@ -105,6 +105,15 @@ def test_options_are_offered_to_stores_below_one_url_alone(monkeypatch: pytest.M
     assert offered_options("s3://bucket/run") == {}
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"s3://a": 1}', '{"s3://a": "b"}'])
+def test_an_environment_that_makes_no_sense_is_named(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEATRIAL_STORAGE_OPTIONS", text)
+    with pytest.raises(CheckpointError, match="SEATRIAL_STORAGE_OPTIONS is no JSON object"):
+        open_storage("memory://x")
+
+
 def _client_options(url: str) -> dict[str, Any]:
     storage = open_storage(url)
     assert isinstance(storage, ObjectStorage)
