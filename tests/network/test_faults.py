@@ -11,7 +11,7 @@ from seatrial.chaos.errors import FaultSyntaxError, ImpossibleFaultError, UsageE
 from seatrial.chaos.fault import Fault
 from seatrial.chaos.launch.plan import World, network_file
 from seatrial.chaos.network.available import require_hosts
-from seatrial.chaos.network.evidence import cut_off
+from seatrial.chaos.network.evidence import cut_off, no_effect
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.trace import TraceWriter
 from seatrial.chaos.verdict import Judgement, Verdict
@@ -149,6 +149,21 @@ def test_a_fault_whose_effect_nobody_saw_was_not(
     judgement = judged(fault, *records, ending=ending, status=status)
     assert judgement.verdict is Verdict.NOT_EXERCISED
     assert words in judgement.reason
+
+
+@pytest.mark.parametrize(("last", "went_on"), [(6, False), (7, True)])
+def test_a_reset_after_which_the_job_goes_on_changed_nothing(
+    tmp_path: Path, last: int, went_on: bool
+) -> None:
+    """In the step of the strike, and in the next, the last call may have been made before."""
+    evidence = Evidence(tmp_path)
+    evidence.strike("reset node=1 at=data", step=5)
+    TraceWriter(network_file(tmp_path, 1)).record("network", fault=0, did="reset", gone=["a-b"])
+    evidence.attempt((), ending="failed", exits={0: 1, 1: 1})
+    evidence.record(0, 1, "step", step=last, t=11.0)
+    (strike,) = evidence.run.strikes()
+    said = no_effect(evidence.run, Fault.parse("reset node=1 at=data"), strike)
+    assert said == ("the job went on all the same" if went_on else "")
 
 
 def test_a_host_that_was_cut_off_is_named_with_its_ranks() -> None:
