@@ -1,7 +1,8 @@
 """What the switch saw of an attempt: did a fault of the network matter, and who was cut off.
 
 Guarantees: a cut has an effect only if a connection of the job had bytes under way that it kept up,
-and a reset only if it closed one; that the schedule says so is no evidence. Torch-free.
+a slow link only if it held packets back, and a reset only if it closed a connection; that the
+schedule says so is no evidence. Torch-free.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def no_effect(run: Run, fault: Fault, strike: Strike) -> str:
     if fault.action == "crash":
         died = attempt.exits.get(strike.rank) == -signal.SIGKILL
         return "" if died and _all(seen, "killed") else f"rank {strike.rank} did not die of it"
+    if fault.action == "throttle":
+        return "" if _all(seen, "times") else "nothing that crossed its link had to wait"
     if attempt.ending == "completed" and not _all(seen, "did", "heal"):
         return "the attempt completed all the same"
     if fault.action == "reset":

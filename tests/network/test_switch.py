@@ -114,6 +114,20 @@ def test_a_cut_that_nothing_was_sent_over_kept_nobody(network: Network) -> None:
     assert told(network.ask("look"), "network", did="kept")["waiting"] == []
 
 
+def test_a_slow_link_holds_back_what_is_more_than_its_rate_and_loses_nothing(
+    network: Network,
+) -> None:
+    near, far = network.connect(0, 1)
+    network.ask("throttle", rate=100_000.0)
+    assert told(network.ask("look"), "network", did="held back")["times"] == 0
+    near.sendall(b"x" * 30_000)
+    received = 0
+    while received < 30_000:
+        received += len(far.recv(1 << 16))
+    counted = [record["times"] for record in network.ask("look") if "times" in record]
+    assert int(str(counted[-1])) > 0
+
+
 def test_a_reset_breaks_both_ends_of_the_host_s_connections_and_no_others(
     network: Network,
 ) -> None:
