@@ -154,6 +154,13 @@ def test_a_fault_whose_effect_nobody_saw_was_not(
     assert words in judgement.reason
 
 
+def test_a_slow_link_does_not_explain_a_failure(judged: Judged) -> None:
+    held = seen(did="held back", times=3)
+    judgement = judged("throttle node=1 at=data", held, ending="failed", status=1)
+    assert judgement.verdict is Verdict.UNRECOVERABLE
+    assert "though no fault struck" in judgement.reason
+
+
 @pytest.mark.parametrize(("last", "went_on"), [(6, False), (7, True)])
 def test_a_reset_after_which_the_job_goes_on_changed_nothing(
     tmp_path: Path, last: int, went_on: bool
