@@ -60,6 +60,11 @@ _HOST = (
         "a host's link is cut, or loses one way; heal=SECONDS mends it",
         ("way", "heal"),
     ),
+    Action(
+        "throttle",
+        "a host's link carries rate=N bytes a second each way, until the attempt ends",
+        ("rate",),
+    ),
     Action("reset", "all connections of a host to others are reset"),
     Action("crash", "all processes of a host are killed at once, torchrun's agent too"),
 )

@@ -24,6 +24,8 @@ def can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
         return refused_a_record(case.run, attempt.number, strike.rank)
     if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
         return ended_by_operation(case, strike)
+    if strike.action == "throttle":
+        return attempt.ending == "hung"  # a slow link breaks nothing
     lasts_s = strike.resume
     if strike.action == "partition" and lasts_s is not None:
         lasts_s = 2 * lasts_s + 1  # TCP tries again ever more rarely, and after that at the latest

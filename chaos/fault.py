@@ -46,7 +46,7 @@ class Fault:
         hold: after how many other operations of the rank ``late`` carries its own out.
         seconds: how long ``delay`` lasts, above 0; with ``tail``, at least.
         tail: exponent of a Pareto distribution from which the seed draws the delay.
-        rate: bytes per second that ``slow`` allows.
+        rate: bytes per second that ``slow`` and ``throttle`` allow.
         across: ``reorder`` with the next call of another group, not of the same group and kind.
         size: whether the other dtype of ``wrong-dtype`` has the ``same`` size or an ``other``.
         of: whether ``garble`` changes the ``result`` that the rank sees, or its own ``input``.

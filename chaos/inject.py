@@ -289,7 +289,7 @@ class Injector:
         """Have the switch between hosts strike; what it did is in its own trace."""
         request = {"do": fault.action, "fault": index, "host": fault.node}
         try:
-            ask(self._position.pids, **request, way=fault.way, heal=fault.heal)
+            ask(self._position.pids, **request, way=fault.way, heal=fault.heal, rate=fault.rate)
         except (OSError, LaunchError) as error:
             for rank in ranks:
                 self._trace.record("missed", fault=str(fault), rank=rank, why=str(error))

@@ -254,6 +254,7 @@ def _of_hosts(shape: Shape) -> Iterator[tuple[str, str]]:
         yield "", f"partition {host} at=step:{strike}/backward way={way}"
     yield "", f"partition {host} at=step:{strike}/backward heal=0.5"
     yield "", f"partition {host} at=step:{saved}/checkpoint/report"
+    yield "", f"throttle {host} at=step:{strike}/backward rate=20000"
     yield "", f"reset {host} at=step:{strike}/backward"
     yield "", f"crash {host} at=step:{strike}/backward"
     yield "", f"crash node=0 at=step:{saved}/checkpoint/report"

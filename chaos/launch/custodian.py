@@ -7,7 +7,8 @@ forked ranks would inherit and hang on.
 
 Guarantees: every process that descends from a rank, orphans included, is dead when ``stop`` is
 answered; if the supervisor disappears, whatever killed it, the custodian kills everything, removes
-the scratch directory and exits. Ranks die with the custodian.
+the scratch directory and exits. Ranks die with the custodian. So does the switch between hosts, and
+with them the hosts' network namespaces.
 
 Requests and answers are JSON lines on a socket: see `seatrial.chaos.launch.launcher`.
 """
@@ -33,11 +34,10 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import LaunchError
-from ..inject import pid_file
 from ..network.namespaces import enter
 from ..network.process import SwitchProcess
 from ..powerloss.mounts import unmount_below
-from ..trace import read_last
+from .exits import torchrun_exits
 from .plan import AttemptPlan
 from .processes import adopt_orphans, command_line, descendants, die_with_parent, kill_descendants
 
@@ -164,7 +164,7 @@ class Custodian:
             self._say(exited=runs.ranks[0], status=status)
             return
         assert self._plan is not None
-        for rank, code in _torchrun_exits(self._plan, runs, status).items():
+        for rank, code in torchrun_exits(self._plan, runs.ranks, runs.host, status).items():
             self._say(exited=rank, status=code)
 
     def _stop(self) -> list[str]:
@@ -257,48 +257,6 @@ def _start(command: list[str], directory: Path) -> int:
     # The custodian reaps by pid itself; Popen must not warn about a child it never waited for.
     process.returncode = 0
     return process.pid
-
-
-def exits_file(plan: AttemptPlan, host: int | None) -> Path:
-    """Where a torchrun agent leaves how its ranks ended by themselves; null: all went well."""
-    return Path(plan.directory) / ("exits.json" if host is None else f"exits-host{host}.json")
-
-
-def _torchrun_exits(plan: AttemptPlan, runs: _Runs, agent_status: int) -> dict[int, int | None]:
-    """How each rank of an agent ended: as torchrun says, or else as the rank itself wrote down.
-
-    A rank that did neither was ended by torchrun itself, which sends SIGTERM when another fails.
-    """
-    try:
-        blamed = json.loads(exits_file(plan, runs.host).read_text())
-    except FileNotFoundError:
-        orphans = {rank: _orphan_status(plan, rank) for rank in runs.ranks}
-        return {rank: agent_status or 1 if s is None else s for rank, s in orphans.items()}
-    if blamed is None:
-        return dict.fromkeys(runs.ranks, 0)
-    exits: dict[int, int | None] = {int(rank): code for rank, code in blamed.items()}
-    for rank in set(runs.ranks) - exits.keys():
-        exits[rank] = _own_status(plan.trace_file(rank))
-    return exits
-
-
-def _orphan_status(plan: AttemptPlan, rank: int) -> int | None:
-    """How a rank ended whose agent was killed, which makes it a child of this process."""
-    deadline = time.monotonic() + _LEAVING_S
-    with contextlib.suppress(FileNotFoundError, ChildProcessError, ValueError):
-        pid = int(pid_file(Path(plan.directory), rank).read_text())
-        while time.monotonic() < deadline:
-            reaped, raw = os.waitpid(pid, os.WNOHANG)
-            if reaped:
-                return os.waitstatus_to_exitcode(raw)
-            time.sleep(0.01)
-    return None
-
-
-def _own_status(trace: Path) -> int | None:
-    if ended := read_last(trace, "ended"):
-        return int(str(ended["status"]))
-    return 1 if read_last(trace, "error") else None
 
 
 def main() -> None:

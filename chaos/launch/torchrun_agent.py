@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
 from ..network.layout import INTERFACE, RENDEZVOUS_PORT, address
-from .custodian import exits_file
+from .exits import exits_file
 from .plan import AttemptPlan
 from .processes import die_with_parent
 

@@ -6,6 +6,7 @@ something says nothing about the job. Connections inside one host cross no link,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,15 @@ from .namespaces import Namespace
 
 @dataclass(frozen=True)
 class Connection:
-    """One end of a connection to another host. ``unheard_bytes`` were sent and not acknowledged."""
+    """One end of a connection to another host. ``unheard_bytes`` were not acknowledged; bytes that
+    were sent again are ``sent_bytes`` once."""
 
     local: str
     peer: str
     state: str
     unheard_bytes: int
+    sent_bytes: int
+    received_bytes: int
 
     def __str__(self) -> str:
         return f"{self.local}-{self.peer}"
@@ -31,30 +35,51 @@ def connections(hosts: Sequence[Namespace], host: int) -> list[Connection]:
     others = [other for other in range(len(hosts)) if other != host]
     if not others:
         return []
-    found = []
-    said = hosts[host].run("ss", "-Htn", "state", "connected", *_to(others))
-    for line in said.splitlines():
-        # A socket that speaks IPv6 shows IPv4 addresses as [::ffff:10.77.0.101].
-        plain = line.replace("[::ffff:", "").replace("]", "")
-        state, _, unheard, local, peer = plain.split()[:5]
-        is_rendezvous = f":{RENDEZVOUS_PORT}" in (local[-6:], peer[-6:])
-        if not is_rendezvous and state != "TIME-WAIT":
-            found.append(Connection(local, peer, state, int(unheard)))
-    return found
+    said = hosts[host].run("ss", "-HtniO", "state", "connected", *_to(others))
+    # A socket that speaks IPv6 shows IPv4 addresses as [::ffff:10.77.0.101].
+    found = map(_read, said.replace("[::ffff:", "").replace("]", "").splitlines())
+    return [each for each in found if each.state != "TIME-WAIT" and not _is_rendezvous(each)]
 
 
 def waiting(hosts: Sequence[Namespace], host: int, way: str) -> list[Connection]:
-    """The connections over the host's link with bytes under way that a cut ``way`` keeps up."""
-    found: list[Connection] = []
-    if way in ("both", "out"):
-        found += [each for each in connections(hosts, host) if each.unheard_bytes]
-    if way in ("both", "in"):
-        for other in range(len(hosts)):
-            if other != host:
-                theirs = connections(hosts, other)
-                here = f"{address(host)}:"
-                found += [c for c in theirs if c.unheard_bytes and c.peer.startswith(here)]
-    return found
+    """The connections over the host's link with bytes that a cut ``way`` keeps from arriving.
+
+    Bytes that did arrive are none of them, though their acknowledgement may be lost.
+    """
+    ends = [connections(hosts, each) for each in range(len(hosts))]
+    arrived = {(c.local, c.peer): c.received_bytes for own in ends for c in own}
+
+    def is_kept_up(sender: Connection) -> bool:
+        there = arrived.get((sender.peer, sender.local))
+        if there is None:  # nobody is there, or not yet
+            return sender.unheard_bytes > 0
+        return sender.unheard_bytes > 0 and sender.sent_bytes > there
+
+    outward = ends[host] if way in ("both", "out") else []
+    inward = [
+        each
+        for other, own in enumerate(ends)
+        for each in (own if other != host and way in ("both", "in") else [])
+        if each.peer.startswith(f"{address(host)}:")
+    ]
+    return [each for each in (*outward, *inward) if is_kept_up(each)]
+
+
+def _read(line: str) -> Connection:
+    state, _, unheard, local, peer = line.split()[:5]
+    counts = dict(re.findall(r" (bytes_\w+):(\d+)", line))  # those that are 0 are not there
+    return Connection(
+        local=local,
+        peer=peer,
+        state=state,
+        unheard_bytes=int(unheard),
+        sent_bytes=int(counts.get("bytes_sent", 0)) - int(counts.get("bytes_retrans", 0)),
+        received_bytes=int(counts.get("bytes_received", 0)),
+    )
+
+
+def _is_rendezvous(connection: Connection) -> bool:
+    return any(end.endswith(f":{RENDEZVOUS_PORT}") for end in (connection.local, connection.peer))
 
 
 def reset(hosts: Sequence[Namespace], host: int) -> list[Connection]:

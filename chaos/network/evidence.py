@@ -1,7 +1,8 @@
 """What the switch saw of an attempt: did a fault of the network matter, and who was cut off.
 
 Guarantees: a cut has an effect only if a connection of the job had bytes under way that it kept up,
-and a reset only if it closed one; that the schedule says so is no evidence. Torch-free.
+a slow link only if it held packets back, and a reset only if it closed a connection; that the
+schedule says so is no evidence. Torch-free.
 """
 
 from __future__ import annotations
@@ -32,11 +33,26 @@ def no_effect(run: Run, fault: Fault, strike: Strike) -> str:
     if fault.action == "crash":
         died = attempt.exits.get(strike.rank) == -signal.SIGKILL
         return "" if died and _all(seen, "killed") else f"rank {strike.rank} did not die of it"
+    if fault.action == "throttle":
+        return "" if _all(seen, "times") else "nothing that crossed its link had to wait"
     if attempt.ending == "completed" and not _all(seen, "did", "heal"):
         return "the attempt completed all the same"
     if fault.action == "reset":
-        return "" if _all(seen, "gone") else "no connection to another host was open"
+        if not _all(seen, "gone"):
+            return "no connection to another host was open"
+        # In the step of the strike, and in the next, the last call may have been made before.
+        return "the job went on all the same" if _went_on(run, strike) else ""
     return "" if _all(seen, "waiting") else "nothing was sent over that link while it was cut"
+
+
+def _went_on(run: Run, strike: Strike) -> bool:
+    """Whether a rank completed a step that it cannot have without the others."""
+    return any(
+        record["kind"] == "step" and int(str(record["step"])) > (strike.step or 0) + 1
+        for rank in range(run.ranks_of(strike.attempt))
+        for record in run.trace(strike.attempt, rank)
+        if float(str(record["t"])) > strike.t
+    )
 
 
 def _all(seen: Sequence[Record], name: str, value: object = None) -> list[Record]:

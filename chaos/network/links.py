@@ -19,6 +19,7 @@ from .namespaces import Namespace, enter_new_namespace
 
 _BRIDGE = "switch"
 _DROPPING = "pfifo limit 0"
+_SHAPE = "burst 4kb limit 16mb"
 
 
 class Links:
@@ -58,6 +59,21 @@ class Links:
         else:
             self._tc(f"qdisc del dev {_queue(host, way)} root")
 
+    def throttle(self, host: int, rate: float) -> None:
+        """Let ``rate`` bytes a second through each way; what is more waits its turn."""
+        bits = max(8, round(8 * rate))
+        for namespace, device in self._ends(host):
+            shaped = f"qdisc replace dev {device} root tbf rate {bits}bit {_SHAPE}"
+            namespace.run("tc", *shaped.split())
+
+    def held_back(self, host: int) -> int:
+        """How often a packet of a throttled link had to wait, both ways together."""
+        said = [
+            ns.run("tc", *f"-j -s qdisc show dev {dev}".split()) for ns, dev in self._ends(host)
+        ]
+        queues = [each for text in said for each in json.loads(text)]
+        return sum(each["overlimits"] for each in queues if each["kind"] == "tbf")
+
     def broken(self) -> dict[int, list[str]]:
         """The ways in which a host's link does not carry, as the kernel shows them."""
         ports = {each["ifname"]: each for each in json.loads(self._switch.run("ip", "-j", "link"))}
@@ -69,6 +85,10 @@ class Links:
             if ways:
                 found[host] = ways
         return found
+
+    def _ends(self, host: int) -> tuple[tuple[Namespace, str], ...]:
+        """Where a link is throttled, apart from where it drops: what the host sends, and gets."""
+        return (self.hosts[host], INTERFACE), (self._switch, f"far{host}")
 
     def _drops(self, host: int, way: str) -> bool:
         queues: list[dict[str, Any]] = json.loads(

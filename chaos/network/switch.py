@@ -5,7 +5,7 @@ cut reaches it, and it writes what it saw to a trace of its own: the judge belie
 the schedule. Nothing of it has a name in the kernel: when this process and the hosts' are dead,
 whatever killed them, the kernel removes namespaces, bridge and cables by itself.
 
-Requests: ``partition``, ``reset`` and ``crash`` of a host, and ``look``; see
+Requests: ``partition``, ``throttle``, ``reset`` and ``crash`` of a host, and ``look``; see
 `seatrial.chaos.network.control`.
 """
 
@@ -48,6 +48,7 @@ class Switch:
         self._listener = listener
         self._trace = trace
         self._cuts: list[_Cut] = []
+        self._throttled: list[tuple[int, int]] = []  # fault, host
 
     def serve(self) -> None:
         """Until this process is killed."""
@@ -86,6 +87,10 @@ class Switch:
                 heal = request["heal"]
                 until = None if heal is None else time.monotonic() + float(str(heal))
                 self._cut(_Cut(fault, host, str(request["way"]), until))
+            case "throttle":
+                self._links.throttle(host, float(str(request["rate"])))
+                self._throttled.append((fault, host))
+                self._trace.record("network", fault=fault, host=host, did="throttle")
             case "reset":
                 gone = [str(each) for each in reset(self._links.hosts, host)]
                 self._trace.record("network", fault=fault, host=host, did="reset", gone=gone)
@@ -119,6 +124,9 @@ class Switch:
         """Write down what there is to be seen, before the attempt is cleared away."""
         for cut in self._cuts:
             self._note_who_waits(cut)
+        for fault, host in self._throttled:
+            times = self._links.held_back(host)
+            self._trace.record("network", fault=fault, host=host, did="held back", times=times)
         for host, ways in self._links.broken().items():
             way = "both" if "both" in ways or set(ways) == set(WAYS[1:]) else ways[0]
             kept_up = [str(each) for each in waiting(self._links.hosts, host, way)]

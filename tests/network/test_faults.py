@@ -11,7 +11,7 @@ from seatrial.chaos.errors import FaultSyntaxError, ImpossibleFaultError, UsageE
 from seatrial.chaos.fault import Fault
 from seatrial.chaos.launch.plan import World, network_file
 from seatrial.chaos.network.available import require_hosts
-from seatrial.chaos.network.evidence import cut_off
+from seatrial.chaos.network.evidence import cut_off, no_effect
 from seatrial.chaos.schedule import Schedule, Shape, require_possible
 from seatrial.chaos.trace import TraceWriter
 from seatrial.chaos.verdict import Judgement, Verdict
@@ -28,6 +28,7 @@ SHAPE = Shape(world_size=4, ranks_per_node=2, steps=14, checkpoint_interval=5, h
         "partition node=1 at=step:7/backward way=out heal=2.5",
         "partition node=0 at=restore when=after persistent=yes way=in",
         "reset node=1 at=step:7/backward",
+        "throttle node=1 at=step:7/backward rate=1000.0",
         "crash node=1 at=step:10/checkpoint/report nth=2",
     ],
 )
@@ -54,7 +55,7 @@ def test_a_fault_that_makes_no_sense_is_refused(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("action", ["partition", "reset", "crash"])
+@pytest.mark.parametrize("action", ["partition", "throttle", "reset", "crash"])
 def test_a_fault_of_a_host_is_refused_where_there_are_none(action: str) -> None:
     schedule = Schedule.parse(f"{action} node=1 at=step:7/backward")
     require_possible(schedule, SHAPE)
@@ -66,7 +67,7 @@ def test_a_fault_of_a_host_is_refused_where_there_are_none(action: str) -> None:
 def test_the_pre_flight_on_hosts_has_every_fault_of_them() -> None:
     trials = bundled_trials(SHAPE, seed=0, extras=False)
     actions = {fault.action for trial in trials for fault in trial.schedule.faults}
-    assert {"partition", "reset", "crash"} <= actions
+    assert {"partition", "throttle", "reset", "crash"} <= actions
 
 
 class Judged:
@@ -114,6 +115,7 @@ PARTITION = "partition node=1 at=data"
         (PARTITION, [CUT, KEPT], "hung", None),
         (PARTITION, [CUT, KEPT, HEALED], "completed", None),
         ("reset node=1 at=data", [seen(did="reset", gone=["a-b"])], "failed", 1),
+        ("throttle node=1 at=data", [seen(did="held back", times=3)], "completed", None),
         ("crash node=1 at=data", [seen(did="crash", killed=["1 agent"])], "failed", -9),
     ],
 )
@@ -132,6 +134,7 @@ def test_a_fault_whose_effect_the_switch_saw_was_exercised(
         (PARTITION, [CUT, QUIET, HEALED], "completed", None, "nothing was sent over that link"),
         (PARTITION, [CUT, KEPT], "completed", None, "the attempt completed all the same"),
         (PARTITION, [KEPT | {"fault": 1}], "hung", None, "the switch between the hosts was not"),
+        ("throttle node=1 at=data", [seen(did="held back", times=0)], "completed", None, "to wait"),
         ("reset node=1 at=data", [seen(did="reset", gone=[])], "failed", 1, "no connection"),
         ("reset node=1 at=data", [seen(did="reset", gone=["a-b"])], "completed", None, "completed"),
         ("crash node=1 at=data", [seen(did="crash", killed=["1 x"])], "failed", 1, "did not die"),
@@ -149,6 +152,28 @@ def test_a_fault_whose_effect_nobody_saw_was_not(
     judgement = judged(fault, *records, ending=ending, status=status)
     assert judgement.verdict is Verdict.NOT_EXERCISED
     assert words in judgement.reason
+
+
+def test_a_slow_link_does_not_explain_a_failure(judged: Judged) -> None:
+    held = seen(did="held back", times=3)
+    judgement = judged("throttle node=1 at=data", held, ending="failed", status=1)
+    assert judgement.verdict is Verdict.UNRECOVERABLE
+    assert "though no fault struck" in judgement.reason
+
+
+@pytest.mark.parametrize(("last", "went_on"), [(6, False), (7, True)])
+def test_a_reset_after_which_the_job_goes_on_changed_nothing(
+    tmp_path: Path, last: int, went_on: bool
+) -> None:
+    """In the step of the strike, and in the next, the last call may have been made before."""
+    evidence = Evidence(tmp_path)
+    evidence.strike("reset node=1 at=data", step=5)
+    TraceWriter(network_file(tmp_path, 1)).record("network", fault=0, did="reset", gone=["a-b"])
+    evidence.attempt((), ending="failed", exits={0: 1, 1: 1})
+    evidence.record(0, 1, "step", step=last, t=11.0)
+    (strike,) = evidence.run.strikes()
+    said = no_effect(evidence.run, Fault.parse("reset node=1 at=data"), strike)
+    assert said == ("the job went on all the same" if went_on else "")
 
 
 def test_a_host_that_was_cut_off_is_named_with_its_ranks() -> None:

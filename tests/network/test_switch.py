@@ -98,6 +98,21 @@ def test_a_cut_that_heals_delivers_what_was_sent_and_says_who_waited(network: Ne
     assert not [record for record in seen if record["kind"] == "link"]
 
 
+def test_what_had_arrived_before_a_cut_does_not_wait_for_its_acknowledgement(
+    network: Network,
+) -> None:
+    """Which kernels delay by some milliseconds, so that a cut may lose it."""
+    near, far = network.connect(0, 1)
+    for _ in range(20):  # a new connection acknowledges at once
+        near.sendall(b"ping")
+        far.sendall(far.recv(4))
+        near.recv(4)
+    near.sendall(b"last")
+    network.ask("partition")
+    assert far.recv(4) == b"last"
+    assert told(network.ask("look"), "network", did="kept")["waiting"] == []
+
+
 def test_of_two_cuts_of_a_link_the_last_to_end_mends_it(network: Network) -> None:
     near, far = network.connect(0, 1)
     network.ask("partition", fault=0)
@@ -112,6 +127,20 @@ def test_a_cut_that_nothing_was_sent_over_kept_nobody(network: Network) -> None:
     assert arrives(near, far)
     network.ask("partition")
     assert told(network.ask("look"), "network", did="kept")["waiting"] == []
+
+
+def test_a_slow_link_holds_back_what_is_more_than_its_rate_and_loses_nothing(
+    network: Network,
+) -> None:
+    near, far = network.connect(0, 1)
+    network.ask("throttle", rate=100_000.0)
+    assert told(network.ask("look"), "network", did="held back")["times"] == 0
+    near.sendall(b"x" * 30_000)
+    received = 0
+    while received < 30_000:
+        received += len(far.recv(1 << 16))
+    counted = [record["times"] for record in network.ask("look") if "times" in record]
+    assert int(str(counted[-1])) > 0
 
 
 def test_a_reset_breaks_both_ends_of_the_host_s_connections_and_no_others(
