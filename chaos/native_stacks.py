@@ -45,7 +45,7 @@ def native_stacks(processes: Mapping[int, int], directory: Path) -> tuple[str, .
 
 def _by_pystack(process: int) -> tuple[str, str]:
     """What pystack prints, or why it does not."""
-    command = [sys.executable, "-m", "pystack", "remote", "--no-color", "--native-all"]
+    command = [sys.executable, "-P", "-m", "pystack", "remote", "--no-color", "--native-all"]
     try:
         done = subprocess.run(
             [*command, str(process)],

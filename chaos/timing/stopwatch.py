@@ -1,8 +1,8 @@
 """Inside a rank: adds up what the training thread does in each phase, and records it step by step.
 
-Guarantees: one record, of kind ``times``, for each step that was completed, written when the next
-thing begins: a save, another step, or the end. Time belongs to the innermost phase. A fault that
-strikes at an edge of a phase, a delay say, counts within it, before or after.
+Guarantees: one record, of kind ``step-times``, for each step that was completed, written when the
+next thing begins: a save, another step, or the end. Time belongs to the innermost phase. A fault
+that strikes at an edge of a phase, a delay say, counts within it, before or after.
 
 Does not: record a step that was not completed, or time what other threads do. Two listeners, one
 before the injector and one after it, because the injector may sleep at either edge.

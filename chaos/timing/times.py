@@ -15,7 +15,7 @@ from typing import cast
 from ..run import Run
 from ..trace import Record
 
-RECORD = "times"
+RECORD = "step-times"
 PHASES = ("data", "forward", "backward", "optimizer")
 OUTSIDE, CHECK = "outside", "check"
 SPANS = (*PHASES, OUTSIDE, CHECK)

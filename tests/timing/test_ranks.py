@@ -6,13 +6,12 @@ The bundled job waits for its gradients in DDP's reducer, unseen; the tiny one i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from small_trials import experiment_of
 
-from seatrial.chaos.experiment import Experiment
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
 from seatrial.chaos.timing import StepTimes, read_timing
@@ -24,20 +23,24 @@ from seatrial.plugins.options import ChaosOptions, experiment
 DELAY_S = 0.5
 """Much, because what a busy machine may do by itself is held against no rank."""
 
-JOBS: dict[str, Callable[[], Experiment]] = {
-    "tiny": lambda: experiment_of("tiny_job:TinyJob", {"bug": ""}),
-    "gpt": lambda: experiment(ChaosOptions(steps=8, checkpoint_interval=4, device="cpu")),
+TINY = experiment_of("tiny_job:TinyJob", {"bug": ""})
+GPT = experiment(ChaosOptions(steps=8, checkpoint_interval=4, device="cpu"))
+# One warm parent serves both.
+PRELOAD = (*GPT.workload.preload, *TINY.workload.preload)
+JOBS = {
+    name: replace(each, workload=replace(each.workload, preload=PRELOAD))
+    for name, each in {"tiny": TINY, "gpt": GPT}.items()
 }
 
 
 def delayed(session: Session, job: str, fault: str) -> Trial:
-    trial = session.trial(JOBS[job](), Schedule.parse(fault))
+    trial = session.trial(JOBS[job], Schedule.parse(fault))
     assert trial.verdict is Verdict.RECOVERED, trial.reason
     return trial
 
 
-def slept(trial: Trial, rank: int) -> list[float]:
-    """How long each delay of a rank really was, by its own clock."""
+def longest(trial: Trial, rank: int) -> list[float]:
+    """What each delay of a rank took at most: from the strike to the record after it."""
     strikes = {strike.fault: strike.t for strike in trial.run.strikes()}
     return [
         float(str(record["t"])) - strikes[int(str(record["fault"]))]
@@ -64,14 +67,14 @@ def test_the_straggler_and_its_delay_are_found_within_the_error_that_is_told(
     session: Session, job: str, rank: int, at: str, span: str
 ) -> None:
     trial = delayed(session, job, f"delay rank={rank} at={at} seconds={DELAY_S}")
-    late, (known_s,) = only(trial), slept(trial, rank)
+    late, (longest_s,) = only(trial), longest(trial, rank)
     assert (late.rank, late.steps, late.span, late.asleep) == (
         rank,
         (int(at[5]),),
         span,
         True,
     )
-    assert abs(late.seconds - known_s) <= late.error
+    assert DELAY_S - late.error <= late.seconds <= longest_s + late.error
 
 
 def test_a_rank_that_was_stopped_is_found_as_well(session: Session) -> None:
@@ -90,15 +93,15 @@ def test_a_rank_that_is_late_in_every_step_is_found(session: Session) -> None:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_in_a_clean_run_nobody_is_a_straggler(session: Session, job: str) -> None:
-    timing = session.trial(JOBS[job](), Schedule()).timing
+    timing = session.trial(JOBS[job], Schedule()).timing
     assert timing.stragglers == ()
     assert timing.ranks == (0, 1)
-    assert len(timing.steps) == 2 * JOBS[job]().steps
+    assert len(timing.steps) == 2 * JOBS[job].steps
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_the_times_of_a_step_add_up_to_its_time_in_the_trace(session: Session, job: str) -> None:
-    run = session.reference(JOBS[job]()).run
+    run = session.reference(JOBS[job]).run
     for each in read_times(run):
         within_s, around_s = step_bounds(run.trace(1, each.rank), each.step)
         assert within_s - 1e-3 <= each.total <= around_s + 1e-3
@@ -124,7 +127,7 @@ def parts(each: StepTimes) -> float:
 
 
 def test_ranks_of_the_bundled_job_overlap_calls_with_their_backward(session: Session) -> None:
-    timing = read_timing(session.reference(JOBS["gpt"]()).run)
+    timing = read_timing(session.reference(JOBS["gpt"]).run)
     for rank in (0, 1):
         assert all(value > 0 for value in timing.of(rank, "overlapped"))
         assert len(timing.of(rank, "checkpoint")) == 2

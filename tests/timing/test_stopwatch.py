@@ -12,6 +12,7 @@ import pytest
 from scripted_clock import ScriptedClock
 
 from seatrial.chaos.timing.stopwatch import Stopwatch
+from seatrial.chaos.timing.times import RECORD
 from seatrial.chaos.trace import TraceWriter, read_trace
 from seatrial.recovery.probe import around, listen, probe
 
@@ -30,7 +31,7 @@ class Rank:
 
     def spans(self) -> dict[int, Any]:
         """Of each recorded step, in seconds: wall, cpu, starved, waited, hidden by span."""
-        records = [each for each in read_trace(self.path) if each["kind"] == "times"]
+        records = [each for each in read_trace(self.path) if each["kind"] == RECORD]
         return {
             int(str(each["step"])): {
                 name: tuple(us / 1e6 for us in values)
