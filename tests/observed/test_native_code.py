@@ -253,9 +253,7 @@ def test_an_operation_of_this_projects_code_is_not_counted_twice(armed: Armed) -
     with armed("fail rank=0 at=storage/write nth=2 error=ENOSPC") as disk:
         path = disk.store / "a"
         perform("storage/write", path.write_bytes, b"1", file=str(path))
-        with pytest.raises(
-            OSError, match=r"No space left on device: None$|No space left on device$"
-        ):
+        with pytest.raises(OSError, match="No space left"):
             perform("storage/write", path.write_bytes, b"2", file=str(path))
         assert disk.changes == ["storage/write: ENOSPC"]
 
