@@ -198,10 +198,10 @@ def test_a_rank_may_be_served_what_was_there_before(armed: Armed) -> None:
         assert os.listdir(disk.store) == ["a"]
         path.write_bytes(b"new")
         assert path.read_bytes() == b"old"
-        (disk.store / "b").touch()
+        (disk.store / ".b").touch()
         assert os.listdir(disk.store) == ["a"]
         assert path.read_bytes() == b"new"
-        assert sorted(os.listdir(disk.store)) == ["a", "b"]
+        assert sorted(os.listdir(disk.store)) == [".b", "a"]
         (disk.store / "c").write_bytes(b"")
         assert [(disk.store / "c").exists() for _ in range(2)] == [False, True]
 
