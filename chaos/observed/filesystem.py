@@ -71,15 +71,11 @@ class ObservedFileSystem(Observing):
     def readdir(self, path: str, fh: int) -> list[str]:
         plain = super().readdir
 
-        def do(_: object) -> list[str]:
-            return [name for name in plain(path, fh) if name[0] != "."]
-
         member = self._member()
-        listed = super().readdir(path, fh)
         if member is None:
-            return listed
-        hidden = [name for name in listed if name[0] == "."]
-        return hidden + list(self._perform(member, "list", path, do))
+            return plain(path, fh)
+        own, above, *_ = plain(path, fh)  # which no program is told of
+        return [own, above, *self._perform(member, "list", path, lambda _: plain(path, fh)[2:])]
 
     # Files
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     """Train until ``steps``; the entry of `seatrial.chaos.launch.plan.Workload`."""
     settings = LoopSettings(**arguments)  # type: ignore[arg-type]
     preemption = _Preemption()
-    job = load_job(settings.job, settings.params)
+    job = load_job(settings.job, _with_store(settings.params, context.store))
     state = job.build(context)
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
     fingerprinter = Fingerprinter(rank=context.rank)
@@ -106,6 +107,14 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
             sys.exit(PREEMPTED)
     if settings.hand_off:
         hand_off(state, Path(settings.hand_off), rank=context.rank)
+
+
+def _with_store(params: Mapping[str, object], store: str) -> dict[str, object]:
+    """The parameters, with the store's directory where they say ``{store}``."""
+    return {
+        name: value.replace("{store}", store) if isinstance(value, str) else value
+        for name, value in params.items()
+    }
 
 
 def _facts(context: RankContext, settings: LoopSettings) -> dict[str, object]:

@@ -198,10 +198,10 @@ def test_a_rank_may_be_served_what_was_there_before(armed: Armed) -> None:
         assert os.listdir(disk.store) == ["a"]
         path.write_bytes(b"new")
         assert path.read_bytes() == b"old"
-        (disk.store / "b").touch()
+        (disk.store / ".b").touch()
         assert os.listdir(disk.store) == ["a"]
         assert path.read_bytes() == b"new"
-        assert sorted(os.listdir(disk.store)) == ["a", "b"]
+        assert sorted(os.listdir(disk.store)) == [".b", "a"]
         (disk.store / "c").write_bytes(b"")
         assert [(disk.store / "c").exists() for _ in range(2)] == [False, True]
 
@@ -253,9 +253,7 @@ def test_an_operation_of_this_projects_code_is_not_counted_twice(armed: Armed) -
     with armed("fail rank=0 at=storage/write nth=2 error=ENOSPC") as disk:
         path = disk.store / "a"
         perform("storage/write", path.write_bytes, b"1", file=str(path))
-        with pytest.raises(
-            OSError, match=r"No space left on device: None$|No space left on device$"
-        ):
+        with pytest.raises(OSError, match="No space left"):
             perform("storage/write", path.write_bytes, b"2", file=str(path))
         assert disk.changes == ["storage/write: ENOSPC"]
 

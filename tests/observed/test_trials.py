@@ -152,6 +152,13 @@ def test_what_is_written_beside_the_disk_is_named(try_job: TryJob, tmp_path: Pat
     assert "no fault of the storage can strike" in " ".join(trial.judgement.notes)
 
 
+def test_a_job_with_a_directory_of_its_own_can_be_sent_to_the_disk(try_job: TryJob) -> None:
+    fault = "fail rank=1 at=step:4/storage/write error=ENOSPC"
+    trial = try_job(fault, mode="elsewhere", place="{store}/mine")
+    assert (trial.verdict, trial.judgement.notes) == (Verdict.RECOVERED, ()), trial.reason
+    assert trial.judgement.attempts == 2
+
+
 @pytest.mark.parametrize(
     ("fault", "lost"),
     [

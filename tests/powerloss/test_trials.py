@@ -63,6 +63,14 @@ def test_the_store_keeps_what_it_acknowledged(open_session: OpenSession, survive
     assert trial.run.attempts[1].store.lost is None
 
 
+def test_power_may_be_lost_at_an_operation_that_the_disk_itself_sees(
+    open_session: OpenSession,
+) -> None:
+    trial = try_job(open_session("fuse"), "powercut rank=* at=step:4/storage/sync nth=2")
+    assert (trial.verdict, trial.steps_lost) == (Verdict.RECOVERED, 2), trial.reason
+    assert trial.run.attempts[0].store.lost == ("step-00000004 is gone",)
+
+
 @pytest.mark.parametrize("kind", ["fuse", "ext4"])
 def test_power_may_be_lost_twice(open_session: OpenSession, kind: str) -> None:
     cut = "powercut rank=* at=step:4/checkpoint/manifest/fsync"
