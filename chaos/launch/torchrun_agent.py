@@ -35,15 +35,19 @@ def run_agent(plan_file: Path, host: int | None = None) -> None:
     """Run the attempt, or what of it is on ``host``, to its end, in a process of its own."""
     plan = AttemptPlan.from_json(plan_file.read_text())
     exits: dict[int, int] = {}
+    is_noted = False
     close = SubprocessContext._close
 
     def note_who_left_and_close(
         context: SubprocessContext, death_sig: signal.Signals, timeout: int = 30
     ) -> None:
+        nonlocal is_noted
         first = (host or 0) * plan.world.ranks_per_node
         for local_rank, handler in context.subprocess_handlers.items():
-            if (status := handler.proc.poll()) is not None:
-                exits.setdefault(first + local_rank, status)
+            # Torchrun closes again, when it has ended the others.
+            if not is_noted and (status := handler.proc.poll()) is not None:
+                exits[first + local_rank] = status
+        is_noted = True
         close(context, death_sig, timeout)
         if host is not None and any(exits.values()):
             # What torchrun does next goes over the network, which may be cut: it would take a

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatrial.chaos.actions import ACTIONS, BENDING, ERRORS, PARTS
+from seatrial.chaos.actions import ACTIONS, BENDING, ERRORS, NETWORK, PARTS
 from seatrial.chaos.errors import FaultSyntaxError
 from seatrial.chaos.events import EVENTS, RECORD, At
 from seatrial.chaos.fault import Fault
@@ -64,11 +64,15 @@ def faults(draw: st.DrawFn) -> Fault:
         "size": st.sampled_from(["same", "other"]),
         "of": st.sampled_from(["result", "input"]),
         "to": st.sampled_from(["bit", "nan", "inf"]),
+        "way": st.sampled_from(["both", "out", "in"]),
+        "heal": st.none() | _ABOVE_0,
     }
     own = {name: draw(options[name]) for name in ACTIONS[action].options}
     number = st.integers(0, 4096)
-    whom = [st.fixed_dictionaries({"node": number}), st.just({"everyone": True})]
-    if action != "powercut":
+    whom = [st.fixed_dictionaries({"node": number})]
+    if action not in NETWORK:
+        whom.append(st.just({"everyone": True}))
+    if action not in ("powercut", *NETWORK):
         whom.append(st.fixed_dictionaries({"rank": number}))
     groups = st.none() | st.sampled_from(["mesh_tp", "default_pg", "*", "mesh_[dp]p"])
     has_group = action in BENDING or at.name.startswith("collective/")
