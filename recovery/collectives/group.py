@@ -13,10 +13,10 @@ Does not see: what goes to a backend beside its group, such as ``monitored_barri
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,13 +111,13 @@ class ObservedGroup(ProcessGroup):
         stream = self.collectives
         if operation.is_point_to_point:
             stream = self._between(operation, given)
-        sequence = stream.add(signature, threading.get_ident())
+        sequence = stream.add(signature, get_ident())
         log = self.observer.log
         make = getattr(self._native, method)
         if log is None:
             work: Work = make(*arguments, **named)
             return work
-        began = time.monotonic()
+        began = monotonic()
         slot = log.begin(began, self.index, signature.index, sequence)
         work = make(*arguments, **named)
         if not self._is_timed:

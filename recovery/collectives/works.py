@@ -6,8 +6,8 @@ the CPU alone: on a GPU a wait returns before the call is done, and its time wou
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 from torch._C._distributed_c10d import Work
@@ -18,6 +18,8 @@ from .meter import Meter
 
 class ForwardingWork(Work):
     """Another handle's, in all that it is asked."""
+
+    __slots__ = ("inner",)  # one is made for each call, and a dictionary takes its time
 
     def __init__(self, inner: Work) -> None:
         super().__init__()
@@ -64,6 +66,8 @@ class TimedWork(ForwardingWork):
     """Tells the log how long after its beginning the call was seen to be done, and a meter how
     long somebody waited for it."""
 
+    __slots__ = ("_began", "_log", "_meter", "_slot", "_token")
+
     def __init__(
         self, inner: Work, log: CallLog, slot: int, began: float, meter: Meter | None
     ) -> None:
@@ -74,15 +78,15 @@ class TimedWork(ForwardingWork):
         self._began = began
         self._meter = meter
         # Not from its beginning: handing it over hides nothing.
-        self._token = 0 if meter is None else meter.began(time.monotonic())
+        self._token = 0 if meter is None else meter.began(monotonic())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._log.is_waited_for(self._slot)
         meter = self._meter
         starved = 0.0 if meter is None else meter.waits()
-        start = time.monotonic()
+        start = monotonic()
         done = self.inner.wait() if timeout is None else self.inner.wait(timeout)
-        end = time.monotonic()
+        end = monotonic()
         self._log.is_done(self._slot, end - self._began)
         if meter is not None:
             meter.waited(self._token, start, end, starved)
