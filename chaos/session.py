@@ -23,6 +23,7 @@ from .experiment import Experiment
 from .handover import Handover, Oracles
 from .launch.launcher import LocalLauncher
 from .launch.plan import Workload
+from .launch.shared import Use
 from .ledger import Ledger
 from .own_checkpoints import state_of
 from .powerloss import PowerDisk, open_disk
@@ -33,6 +34,7 @@ from .schedule import Schedule, require_possible
 from .supervisor import Assignment, Limits, Progress, supervise
 from .timing import StepTimes, Timing, read_timing
 from .timing.times import read_times
+from .trace import forget_traces
 from .trajectory import read_trajectory
 from .verdict import Judgement, Verdict, judge
 
@@ -88,10 +90,12 @@ class Session:
     ) -> None:
         self._root = root
         self._own = root / owner
-        root.mkdir(parents=True, exist_ok=True)
+        self._use = Use(root)
+        self._scratch = root / f"{owner}-scratch"
+        self._scratch.mkdir(exist_ok=True)
         self._disk: PowerDisk | None = None
         if kind := powerloss or disk:
-            where = root / f"{owner}-disk"
+            where = self._scratch / "disk"
             self._disk = open_disk(kind, where, loses_power=bool(powerloss))
             stores = self._disk.root
         # The place may be shared with other machines, where process numbers are the same.
@@ -195,15 +199,16 @@ class Session:
         def run_clean(directory: Path, store: Path, silence_s: float) -> Run:
             limits = Limits(max_restarts=0, silence_s=silence_s, stopped_silence_s=silence_s)
             data = Schedule.parse(experiment.data_faults)
-            if self._own_stores is None or not is_url(self._own_stores):
+            if self._own_stores is None:
                 return self._run(experiment, data, directory, str(store), limits, progress)
-            # At the pace of the store on trial; what is kept of it is kept here.
-            remote = places.below(self._own_stores, store.name)
+            # At the pace of the place on trial; what is kept of it is kept here.
+            there = places.below(self._own_stores, store.name)
             try:
-                run = self._run(experiment, data, directory, remote, limits, progress)
-                places.keep(remote, store)
+                places.make(there)
+                run = self._run(experiment, data, directory, there, limits, progress)
+                places.keep(there, store)
             finally:
-                places.remove(remote)
+                places.remove(there)
             return run
 
         if experiment.key not in self._references:
@@ -238,7 +243,9 @@ class Session:
         self._clear()
         if self._disk is not None:
             self._disk.close()
-        elif self._made_stores and self._own_directory is not None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._use.end()
+        if self._disk is None and self._made_stores and self._own_directory is not None:
             with contextlib.suppress(OSError):  # another process may still have its own in there
                 self._own_directory.parent.rmdir()
 
@@ -338,8 +345,11 @@ class Session:
             for other in self._launchers.values():
                 other.close()
             method, preload = key
-            scratch = (self._root, *([self._own_directory] if self._own_directory else []))
-            launcher = LocalLauncher(method=method, scratch=scratch, preload=preload)
+            scratch = [self._scratch, self._own]
+            scratch += [self._own_directory] if self._own_directory else []
+            launcher = LocalLauncher(
+                method=method, scratch=scratch, shared=self._root, preload=preload
+            )
             self._launchers = {key: launcher}
         return self._launchers[key]
 
@@ -354,6 +364,7 @@ class Session:
         return directory, store
 
     def _clear(self) -> None:
+        forget_traces()
         shutil.rmtree(self._own, ignore_errors=True)
         if self._own_stores is not None:
             places.remove(self._own_stores)

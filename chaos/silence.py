@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .actions import HANGING
 from .ledger import Strike
-from .stillness import Stillness
+from .stillness import Stillness, is_awake
 from .trace import read_last, read_trace
 
 _START_S = 120.0  # importing torch in cold ranks on a busy machine records nothing
@@ -83,12 +83,14 @@ class Silence:
         self._lasts_s = now - self._heard
         if not all(sizes):
             return self._lasts_s > _START_S
-        limit_s = min(self._limits.silence_s, self._limits.stopped_silence_s)
-        if self._lasts_s > limit_s and self._must_follow(strikes):
-            return True
         if self._lasts_s > self._limits.silence_s:
             return True
-        return self._is_still(strikes, now)
+        if self._lasts_s < _LOOK_S or now - self._looked < _LOOK_S:
+            return False
+        self._looked = now
+        if not self._must_follow(strikes) or self._somebody_leaves():
+            return False
+        return self._lasts_s > self._limits.stopped_silence_s or self._is_still(strikes, now)
 
     def _must_follow(self, strikes: Sequence[Strike]) -> bool:
         """Whether a hang is what must follow of what has struck."""
@@ -100,25 +102,38 @@ class Silence:
         return self.is_explained
 
     def _went_on_after(self, strike: Strike) -> bool:
-        """Whether every rank has completed the step of the strike, or a later one, since then."""
-        steps = [read_last(path, "step", window_bytes=_STEP_BYTES) for path in self._traces]
-        return all(
+        """Whether every rank has completed the step of the strike, or a later one, since then, or
+        all that it had to do."""
+        return all(self._rank_went_on(path, strike) for path in self._traces)
+
+    @staticmethod
+    def _rank_went_on(trace: Path, strike: Strike) -> bool:
+        ended = read_last(trace, "ended")
+        if ended is not None and not ended["status"]:
+            return True
+        step = read_last(trace, "step", window_bytes=_STEP_BYTES)
+        return (
             step is not None
             and float(str(step["t"])) > strike.t
             and int(str(step["step"])) >= (strike.step or 0)
-            for step in steps
+        )
+
+    def _somebody_leaves(self) -> bool:
+        """Whether a rank has done all that it will do, or failed, and its process is still there.
+
+        What a process does last of all, such as to wait for its threads, is recorded by nobody.
+        """
+        return any(
+            is_awake(process) for process in map(_process_that_leaves, self._traces) if process
         )
 
     def _is_still(self, strikes: Sequence[Strike], now: float) -> bool:
         """Whether no process has done anything for long enough, after strikes that must hang."""
         limit_s = self._limits.still_s
-        if limit_s is None or self._lasts_s < _LOOK_S or now - self._looked < _LOOK_S:
+        if limit_s is None or not self._all_began():
             return False
-        self._looked = now
         # Whoever sleeps through a delay, say, is still and does not hang.
         if any(each.action not in _HANGS_AT_ONCE or each.resume for each in strikes):
-            return False
-        if not self._must_follow(strikes) or not self._all_began():
             return False
         self._still_s = self._stillness.lasts_s(self._processes(), now)
         return self._still_s >= limit_s
@@ -128,6 +143,15 @@ class Silence:
             any(record["kind"] == "began" for record in read_trace(path)) for path in self._traces
         )
         return self._began
+
+
+def _process_that_leaves(trace: Path) -> int | None:
+    event = read_last(trace, "event")
+    leaves = event is not None and event["event"] == "exit"
+    if leaves or read_last(trace, "error") or read_last(trace, "ended"):
+        process = next((each for each in read_trace(trace) if each["kind"] == "process"), None)
+        return None if process is None else int(str(process["pid"]))
+    return None
 
 
 def _size_bytes(path: Path) -> int:

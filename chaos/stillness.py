@@ -54,6 +54,12 @@ class Stillness:
         return 0.0
 
 
+def is_awake(process: int) -> bool:
+    """Whether a process is there, and neither dead nor stopped by a signal."""
+    state = _fields(Path(f"/proc/{process}"))[:1]
+    return bool(state) and state[0] not in ("T", "Z", "X")
+
+
 def is_stopped(process: int) -> bool:
     """Whether a process was stopped by a signal, and does not run until it is continued."""
     return _fields(Path(f"/proc/{process}"))[:1] == ["T"]

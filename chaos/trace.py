@@ -60,6 +60,11 @@ def read_trace(path: Path) -> list[Record]:
         return []
 
 
+def forget_traces() -> None:
+    """Let go of what `read_trace` keeps."""
+    _whole_records.cache_clear()
+
+
 @lru_cache(maxsize=64)
 def _whole_records(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> list[Record]:
     """Kept, because every question about a run is asked of the same traces."""

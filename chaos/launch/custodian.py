@@ -40,9 +40,11 @@ from ..powerloss.mounts import unmount_below
 from .exits import torchrun_exits
 from .plan import AttemptPlan
 from .processes import adopt_orphans, command_line, descendants, die_with_parent, kill_descendants
+from .shared import nobody_uses
 
 _AGENT = "seatrial.chaos.launch.torchrun_agent"
 _LEAVING_S = 2.0
+_LOOK_S = 1.0
 _WARM = ("seatrial.chaos.launch.worker", "numpy.random", "torch._dynamo")
 """What a rank would otherwise import: torch loads dynamo (1.5 s) when an optimizer is made."""
 
@@ -69,9 +71,13 @@ class Custodian:
         self._switch: SwitchProcess | None = None
 
     def serve(self) -> None:
-        """Answer requests and report exits until the supervisor closes its end."""
-        while True:
-            for key, _ in self._selector.select():
+        """Answer requests and report exits until the supervisor closes its end, or is gone.
+
+        What it has forked may hold that end open for longer than it lives.
+        """
+        supervisor = os.getppid()
+        while os.getppid() == supervisor:
+            for key, _ in self._selector.select(_LOOK_S):
                 if key.fileobj is self._control:
                     data = self._control.recv(1 << 20)
                     if not data:
@@ -260,13 +266,13 @@ def _start(command: list[str], directory: Path) -> int:
 
 
 def main() -> None:
-    """``python -m seatrial.chaos.launch.custodian SOCKET SCRATCH…``"""
+    """``python -m seatrial.chaos.launch.custodian SOCKET SHARED SCRATCH…``; SHARED may be empty."""
     # Ends with its supervisor, not before. Handlers rather than SIG_IGN, which an exec inherits.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: None)
     adopt_orphans()
     control = socket.socket(fileno=int(sys.argv[1]))
-    scratch = sys.argv[2:]
+    shared, *scratch = sys.argv[2:]
     supervisor = os.getppid()
     try:
         with contextlib.suppress(ConnectionError):
@@ -275,8 +281,15 @@ def main() -> None:
         kill_descendants(os.getpid())
         if os.getppid() != supervisor:
             for directory in scratch:
-                unmount_below(directory)
-                shutil.rmtree(directory, ignore_errors=True)
+                _remove(directory)
+            # The others that use it remove what is their own; the last of them removes the rest.
+            if shared and nobody_uses(Path(shared)):
+                _remove(shared)
+
+
+def _remove(directory: str) -> None:
+    unmount_below(directory)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

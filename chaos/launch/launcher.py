@@ -97,11 +97,17 @@ class LocalLauncher:
             network namespace of its own; see `seatrial.chaos.network`.
         scratch: directories that the custodian removes if this process disappears; the first
             also takes what libraries cache.
+        shared: one that it removes then if nobody uses it any more; see `launch.shared`.
         preload: modules that the warm parent imports.
     """
 
     def __init__(
-        self, *, method: str, scratch: Sequence[Path], preload: tuple[str, ...] = ()
+        self,
+        *,
+        method: str,
+        scratch: Sequence[Path],
+        shared: Path | None = None,
+        preload: tuple[str, ...] = (),
     ) -> None:
         if method not in METHODS:
             raise UsageError(f"unknown launcher {method!r}; choose one of {', '.join(METHODS)}")
@@ -118,7 +124,7 @@ class LocalLauncher:
                     sys.executable,
                     *("-m", "seatrial.chaos.launch.custodian"),
                     str(theirs.fileno()),
-                    *map(str, scratch),
+                    *("" if shared is None else str(shared), *map(str, scratch)),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

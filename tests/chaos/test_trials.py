@@ -243,10 +243,13 @@ def test_a_refusal_is_remembered_and_nothing_runs_again(try_job: TryJob, session
 
 
 def test_a_fault_that_can_never_fire_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    before = set(descendants(os.getpid()))
     session = Session(tmp_path / "root", owner="test")
     with pytest.raises(ImpossibleFaultError):
         session.trial(experiment(), Schedule.parse("kill rank=7 at=data"))
-    assert descendants(os.getpid()) == [] or not list((tmp_path / "root").iterdir())
+    assert set(descendants(os.getpid())) <= before
+    session.close()
+    assert not list((tmp_path / "root").glob("[!.]*"))
 
 
 @pytest.mark.parametrize(
