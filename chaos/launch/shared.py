@@ -16,13 +16,14 @@ _LOCK = ".in-use"
 
 
 class Use:
-    """This process uses ``directory``, which is made if need be, until `end`."""
+    """This process uses ``directory``, which is made if need be, until `end`; what it forks does not."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(directory / _LOCK, flags, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_SH)
+        os.register_at_fork(after_in_child=self.end)
 
     def end(self) -> None:
         """Safe to call twice."""

@@ -264,7 +264,9 @@ def main() -> None:
         # look hung. What cannot be imported fails where it is used.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    sys.exit(run_rank(plan, int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"])))
+    status = run_rank(plan, int(sys.argv[2] if len(sys.argv) > 2 else os.environ["RANK"]))
+    _KEPT.clear()  # before the interpreter ends, under the threads of a group
+    sys.exit(status)
 
 
 if __name__ == "__main__":

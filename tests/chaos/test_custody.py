@@ -18,6 +18,7 @@ import pytest
 
 from seatrial.chaos.launch.launcher import LocalLauncher
 from seatrial.chaos.launch.processes import descendants
+from seatrial.chaos.launch.shared import Use
 from seatrial.chaos.run import Run
 
 SuperviseProgram = Callable[..., Run]
@@ -181,16 +182,26 @@ def test_an_exception_in_the_supervisor_leaves_no_rank(
 
 
 _SUPERVISOR = """
+import os
 import sys
+import time
 from pathlib import Path
 from seatrial.chaos.launch.launcher import LocalLauncher
+from seatrial.chaos.launch.shared import Use
 from seatrial.chaos.launch.plan import Workload, World
 from seatrial.chaos.run import StoreState
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.supervisor import Assignment, Limits, supervise
 
 scratch = Path(sys.argv[1])
-with LocalLauncher(method=sys.argv[2], scratch=[scratch]) as launcher:
+shared = scratch.parent / "shared"
+with LocalLauncher(method=sys.argv[2], scratch=[scratch], shared=shared) as launcher:
+    if "forks" in sys.argv:  # who has the supervisor's end of the socket, too
+        helper = os.fork()
+        if helper == 0:
+            time.sleep(600)
+        (scratch.parent / "helper").write_text(str(helper))
+    used = Use(shared)
     supervise(
         Assignment(
             workload=Workload(entry="rank_programs:have_children", arguments={}),
@@ -207,41 +218,54 @@ with LocalLauncher(method=sys.argv[2], scratch=[scratch]) as launcher:
 """
 
 
-@pytest.fixture(params=["fork", "torchrun"])
+@pytest.fixture
 def supervisor(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path, list[int]]]:
-    """A process that supervises ranks with children; its scratch; everybody below it."""
+    """A process that supervises ranks with children; its scratch; everybody below it, but for what
+    it has forked itself."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     path = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
-        [sys.executable, "-c", _SUPERVISOR, str(scratch), request.param],
+        [sys.executable, "-c", _SUPERVISOR, str(scratch), request.param, "forks"],
         env=os.environ | {"PYTHONPATH": path},
         start_new_session=True,
     )
+    helper = 0
     try:
         # The last thing that a rank does before it waits is its step.
         wait_until(
             lambda: len([t for t in scratch.glob("run/traces/*") if '"did"' in t.read_text()]) == 2,
             "both ranks train",
         )
-        yield process, scratch, descendants(process.pid)
+        helper = int((tmp_path / "helper").read_text())
+        yield process, scratch, [pid for pid in descendants(process.pid) if pid != helper]
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        for pid in filter(None, (process.pid, helper)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
+@pytest.mark.parametrize(
+    ("supervisor", "is_shared"), [("fork", True), ("torchrun", False)], indirect=["supervisor"]
+)
 def test_a_supervisor_killed_outright_leaves_no_process_and_no_scratch(
-    supervisor: tuple[subprocess.Popen[bytes], Path, list[int]],
+    supervisor: tuple[subprocess.Popen[bytes], Path, list[int]], is_shared: bool
 ) -> None:
     process, scratch, below = supervisor
+    shared = scratch.with_name("shared")
+    other = Use(shared)
+    if not is_shared:
+        other.end()
     assert len(below) >= 7  # the custodian, and for each rank itself, a child and a daemon
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in below), f"{below} are gone")
     wait_until(lambda: not scratch.exists(), "the scratch directory is gone")
+    wait_until(lambda: shared.exists() == is_shared, "what was shared is left to who is left")
+    other.end()
 
 
 def test_ranks_die_with_a_killed_custodian(tmp_path: Path) -> None:

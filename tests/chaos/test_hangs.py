@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, cast
 
@@ -136,9 +136,18 @@ def is_hang(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> Is
     """``is_hang(strikes)``: of one rank, whose process is the child, as soon as it can be told."""
     monkeypatch.setattr(silence, "_LOOK_S", 0.01)
 
-    def ask(*strikes: Strike, began: bool = True, still_s: float | None = 0.001) -> bool:
+    def ask(
+        *strikes: Strike,
+        began: bool = True,
+        still_s: float | None = 0.001,
+        last: Mapping[str, object] | None = None,
+    ) -> bool:
         trace = TraceWriter(tmp_path / "trace")
-        trace.record("began" if began else "process")
+        trace.record("process", pid=child.pid)
+        if began:
+            trace.record("began")
+        if last is not None:
+            trace.record(str(last["kind"]), **{k: v for k, v in last.items() if k != "kind"})
         trace.close()
         asked = Silence(
             [tmp_path / "trace"],
@@ -183,6 +192,27 @@ def test_neither_where_ranks_still_start(is_hang: IsHang) -> None:
 
 def test_nor_where_it_is_not_to_be_asked(is_hang: IsHang) -> None:
     assert not is_hang(strike("stop"), still_s=None)
+
+
+LEAVING: list[dict[str, object]] = [
+    {"kind": "event", "event": "exit", "edge": "before"},
+    {"kind": "error", "type": "CollectiveMismatchError"},
+    {"kind": "ended", "status": 3},
+]
+
+
+@pytest.mark.parametrize("last", LEAVING, ids=lambda last: str(last["kind"]))
+def test_a_rank_that_leaves_is_given_its_time(
+    is_hang: IsHang, child: Child, last: dict[str, object]
+) -> None:
+    assert not is_hang(strike("drop"), last=last)
+    child.stops()
+    assert is_hang(strike("drop"), last=last)
+
+
+def test_a_rank_that_has_done_all_of_it_does_not_hang(is_hang: IsHang, child: Child) -> None:
+    child.stops()
+    assert not is_hang(strike("drop"), last={"kind": "ended", "status": 0})
 
 
 def test_nor_while_a_process_is_at_work(is_hang: IsHang, child: Child) -> None:

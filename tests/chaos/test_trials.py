@@ -20,6 +20,7 @@ from seatrial.chaos.errors import (
     ReferenceFailedError,
 )
 from seatrial.chaos.experiment import Experiment
+from seatrial.chaos.launch.plan import AttemptPlan
 from seatrial.chaos.launch.processes import descendants
 from seatrial.chaos.schedule import Schedule
 from seatrial.chaos.session import Session, Trial
@@ -303,6 +304,9 @@ def test_a_closed_session_leaves_no_process_and_nothing_of_its_own(tmp_path: Pat
     before = set(descendants(os.getpid()))
     trial = session.trial(experiment(), Schedule.parse(KILL))
     assert trial.verdict is Verdict.RECOVERED
+    run = session.reference(experiment()).run
+    plan = AttemptPlan.from_json((run.directory / "attempt1" / "plan.json").read_text())
+    assert stores in Path(plan.store).parents, "its pace is that of another place"
     session.close()
     assert set(descendants(os.getpid())) <= before
     assert not (root / "test").exists()

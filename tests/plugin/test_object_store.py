@@ -26,7 +26,8 @@ def url(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def keys(server: S3Server) -> list[str]:
-    found = server.client().list_objects_v2(Bucket=BUCKET).get("Contents", [])
+    # What moto holds is the process's, so other tests have their own beside it.
+    found = server.client().list_objects_v2(Bucket=BUCKET, Prefix="run/").get("Contents", [])
     return [each["Key"] for each in found]
 
 
