@@ -103,6 +103,21 @@ def test_an_upload_is_unfinished_until_the_object_is_there_whole() -> None:
     assert states == {((), ()), (("a",), ()), ((), (("a", 2),))}
 
 
+@pytest.mark.parametrize("taken", [b"mine", b""])
+def test_a_request_that_lands_late_replaces_nothing_if_it_must_be_new(taken: bytes) -> None:
+    recording = requests(lambda objects: objects.create("a", b"theirs"))
+    lost = Recording([recording.ranks[0][:1]])  # and its client dies unanswered
+
+    def recover(objects: Objects) -> str:
+        if not objects.create("a", taken):
+            return "theirs"
+        return "mine" if objects.get("a", 9) == taken else "replaced"
+
+    found = explore_objects(lost, recover, old="mine", new="theirs", late=True)
+    assert (found.counterexample, found.complete) == (None, True)
+    assert set(found.outcomes) == {"mine", "theirs"}
+
+
 def test_what_goes_past_the_recorder_is_refused() -> None:
     url = f"memory://{secrets.token_hex(8)}"
 

@@ -171,7 +171,11 @@ def test_a_healed_partition_explains_no_failure_after_a_step_that_all_completed(
     reference.attempt(range(1, 7), published=(2, 4, 6), valid=(2, 4, 6))
     run.strike(fault)
     trace = TraceWriter(network_file(run.directory, 1))
-    for t, did, facts in ((10.1, "cut", {}), (13, "kept", {"waiting": ["a-b"]}), (healed_t, "heal", {})):
+    for t, did, facts in (
+        (10.1, "cut", {}),
+        (13, "kept", {"waiting": ["a-b"]}),
+        (healed_t, "heal", {}),
+    ):
         trace.record("network", **facts | {"fault": 0, "host": 1, "did": did, "t": t})
     run.attempt(range(1, 5), ending="failed", exits={1: 1}, published=(2, 4), valid=(2, 4))
     for rank in ranks:
