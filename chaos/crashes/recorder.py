@@ -175,6 +175,14 @@ class _Recorder(Hearing):
             node, _ = self._descriptors[descriptor]
             self._truncated(self._files.opened[descriptor], node, length)
 
+    def on_truncate(self, call: Call, path: Any, length: int) -> None:
+        if isinstance(path, int):
+            self.on_ftruncate(call, path, length)
+            return
+        call(path, length)
+        if name := self._files.relative(path):
+            self._truncated(name, self._names[name], length)
+
     def _truncated(self, name: str, node: int, length: int) -> None:
         content = self._bytes[node]
         content.extend(bytes(max(0, length - len(content))))

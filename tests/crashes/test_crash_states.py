@@ -187,6 +187,18 @@ def test_a_save_that_writes_past_the_recorder_is_refused(tmp_path: Path) -> None
         record(root, [lambda _: torch.save({"w": torch.ones(4)}, root / "x.pt")])
 
 
+def test_a_file_that_was_empty_for_a_moment_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"1")
+
+    def save(_: Messages) -> None:
+        os.truncate(tmp_path / "data", 0)
+        with open(tmp_path / "data", "r+b") as file:
+            file.write(b"2")
+
+    (operations,) = record(tmp_path, [save]).ranks
+    assert [o.kind for o in operations] == ["truncate", "write", "acknowledge"]
+
+
 def make_and_remove(root: Path) -> None:
     (root / "lock").write_bytes(b"x")
     (root / "lock").unlink()
