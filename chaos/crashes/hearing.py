@@ -47,6 +47,7 @@ class Hearing:
         self.lock = threading.RLock()
         self.ranks: list[list[Operation]] = [[] for _ in range(ranks)]
         self.said: dict[str, tuple[bytes, tuple[int, int]]] = {}
+        self._strange = ""
 
     def run(self, saves: Sequence[Save]) -> None:
         """Run ``saves[rank](messages)`` for all ranks at once; each that returns acknowledges.
@@ -71,6 +72,27 @@ class Hearing:
             thread.join()
         if failures:
             raise ChaosError(f"the save to be recorded failed: {failures[0]}") from failures[0]
+
+    @property
+    def rank(self) -> int | None:
+        """The rank whose thread this is; None in a thread of no rank."""
+        rank: int | None = getattr(self.thread, "rank", None)
+        return rank
+
+    def is_strange(self, what: str) -> None:
+        """A thread of no rank did ``what``: no rank is known that has to wait for it."""
+        self._strange = self._strange or what
+
+    def require_no_strangers(self) -> None:
+        """Raises:
+        ChaosError: a thread of no rank did something that crash states depend on.
+        """
+        if self._strange:
+            raise ChaosError(
+                f"a thread that is no rank's did {self._strange}; which rank waits for it cannot "
+                "be seen, so the crash states are not known. Let the thread that calls the save "
+                "do it"
+            )
 
     def note(self, rank: int, kind: Kind, **facts: Any) -> None:
         with self.lock:

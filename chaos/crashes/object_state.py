@@ -145,7 +145,8 @@ class ObjectState(Choices):
 
     def _land(self, change: Change) -> None:
         self._landed.add(change.number)
-        if change.operation.kind == "put new" and self._held().get(change.operation.path):
+        taken = self._held().get(change.operation.path) is not None  # if only by an empty object
+        if change.operation.kind == "put new" and taken:
             return
         for name, node in change.names:
             self._now[name] = None if node is None else self._model.content(node)

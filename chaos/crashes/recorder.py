@@ -2,7 +2,8 @@
 
 Guarantees: the recorded operations, applied to what was there before, give exactly what is there
 now; otherwise `record` raises, since something wrote past it (native code, another process) and no
-state could be trusted.
+state could be trusted. It raises as well if a thread of no rank, such as a helper of a save, has
+changed or fsynced anything, even if nothing is left of that.
 
 How ranks hear of each other is in `seatrial.chaos.crashes.hearing`.
 """
@@ -22,6 +23,8 @@ from .watch import Call, Files, watching
 
 __all__ = ["Messages", "contents", "record"]
 
+_PATH_BYTES_MAX = 4096
+
 
 def record(root: Path, saves: Sequence[Save]) -> Recording:
     """Run ``saves[rank](messages)`` for all ranks at once; what is in ``root`` is taken as durable.
@@ -29,7 +32,8 @@ def record(root: Path, saves: Sequence[Save]) -> Recording:
     When a save returns, the rank acknowledges.
 
     Raises:
-        ChaosError: a save failed, or wrote something that could not be seen.
+        ChaosError: a save failed, or wrote something that could not be seen, or in a thread of no
+            rank.
     """
     recorder = _Recorder(root, len(saves))
     with watching(recorder.handle):
@@ -63,12 +67,13 @@ class _Recorder(Hearing):
 
     def done(self, kind: Kind, **facts: Any) -> None:
         """Note what the thread's rank has done."""
-        rank = getattr(self.thread, "rank", None)
-        if rank is None:
-            raise ChaosError(f"a thread that is no rank's did {kind} {facts.get('path', '')}")
-        self.note(rank, kind, **facts)
+        if self.rank is None:
+            self.is_strange(f"{kind} {facts['path'] or '.'}")
+        else:
+            self.note(self.rank, kind, **facts)
 
     def require_complete(self, root: Path) -> None:
+        self.require_no_strangers()
         seen = {
             path: bytes(self._bytes[node]) if node in self._bytes else None
             for path, node in self._names.items()
@@ -87,10 +92,19 @@ class _Recorder(Hearing):
 
     def handle(self, name: str, call: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         method = getattr(self, f"on_{name}", None)
-        if method is None or getattr(self.thread, "rank", None) is None:
+        if method is None or (self.rank is None and not self._is_below(args, options)):
             return call(*args, **options)
         with self.lock:
             return method(call, *args, **options)
+
+    def _is_below(self, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Whether a call may be about something below the root."""
+        return any(
+            self._files.relative(value) is not None
+            for value in (*args[:2], *options.values())
+            if isinstance(value, int | str | os.PathLike)
+            or (isinstance(value, bytes) and len(value) <= _PATH_BYTES_MAX)
+        )
 
     def on_open(
         self, call: Call, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
@@ -160,6 +174,14 @@ class _Recorder(Hearing):
         if descriptor in self._descriptors:
             node, _ = self._descriptors[descriptor]
             self._truncated(self._files.opened[descriptor], node, length)
+
+    def on_truncate(self, call: Call, path: Any, length: int) -> None:
+        if isinstance(path, int):
+            self.on_ftruncate(call, path, length)
+            return
+        call(path, length)
+        if name := self._files.relative(path):
+            self._truncated(name, self._names[name], length)
 
     def _truncated(self, name: str, node: int, length: int) -> None:
         content = self._bytes[node]

@@ -6,8 +6,11 @@ model of an object store has them (`seatrial.chaos.crashes.object_model`), so a 
 writes piece by piece is there when it is complete, and an unfinished upload until then.
 
 Guarantees: the recorded requests, applied to what was there before, give exactly what is there
-now; otherwise `record_objects` raises. A rank has heard of whatever wrote an object that it has
-read; what it saw in a listing is not taken for that, which makes for more states.
+now; otherwise `record_objects` raises. It raises as well if a thread of no rank, such as a helper
+of a save, has changed anything, even if nothing is left of that; from any thread may come parts of
+an upload that a rank has begun, and the race by which a file system proves itself. A rank has heard
+of whatever wrote an object that it has read; what it saw in a listing is not taken for that, which
+makes for more states.
 
 Does not: see what goes past the store's storage, such as a client of your own. Torch-free.
 """
@@ -15,10 +18,11 @@ Does not: see what goes past the store's storage, such as a client of your own. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from seatrial.recovery.probe import interpose
 from seatrial.recovery.storage import open_storage
+from seatrial.recovery.storage.names import PROBE_PREFIX
 from seatrial.recovery.storage.objects import Objects, ObjectStorage
 
 from ..errors import ChaosError
@@ -28,6 +32,7 @@ from .operations import UPLOAD, Recording
 __all__ = ["record_objects"]
 
 _OBJECT_BYTES_MAX = 64 << 20
+_CHANGES_NOTHING = {"storage/read", "storage/list", "storage/stat"}
 
 
 def record_objects(
@@ -39,7 +44,7 @@ def record_objects(
 
     Raises:
         ChaosError: a save failed, ``location`` is no object store, or something was written that
-            could not be seen.
+            could not be seen, or in a thread of no rank.
     """
     storage = open_storage(location, options=options)
     if not isinstance(storage, ObjectStorage):
@@ -76,15 +81,27 @@ class _Recorder(Hearing):
         self, event: str, do: Callable[[Any], Any], data: Any, lost: Any, facts: dict[str, object]
     ) -> Any:
         """As `seatrial.recovery.probe.perform` says."""
-        name = str(facts["file"]).removeprefix(self._objects.url).removeprefix("/")
-        upload = self._uploads.get(name)
-        rank = getattr(self.thread, "rank", upload[0] if upload else None)
-        if rank is None or not str(facts["file"]).startswith(self._objects.url):
+        file = str(facts["file"])
+        name = file.removeprefix(self._objects.url).removeprefix("/")
+        is_below = file == self._objects.url or file.startswith(f"{self._objects.url}/")
+        rank = self.rank
+        if rank is None or not is_below:
+            if is_below and not self._is_harmless(event, name):
+                names = cast(Sequence[str], facts.get("names", [name]))
+                self.is_strange(f"{event.removeprefix('storage/')} {', '.join(names)}")
             return do(data)
         with self.lock:
             result = do(data)
             self._note(rank, event.removeprefix("storage/"), name, data, facts.get("names"))
             return result
+
+    def _is_harmless(self, event: str, name: str) -> bool:
+        """Whether it may come from a thread of no rank."""
+        if event == "storage/write":
+            return name in self._uploads  # a part of it
+        if event == "storage/publish":
+            return name.startswith(PROBE_PREFIX)
+        return event in _CHANGES_NOTHING
 
     def _note(self, rank: int, event: str, name: str, data: Any, names: Any) -> None:
         upload = self._uploads.get(name)
@@ -139,6 +156,7 @@ class _Recorder(Hearing):
         self._requests += 1
 
     def require_complete(self) -> None:
+        self.require_no_strangers()
         there = self._contents()
         if there != self._now:
             names = sorted(there.keys() | self._now.keys())

@@ -2,7 +2,9 @@
 
 Two ranks are symmetric if exchanging them, and the paths that each alone has touched, leaves the
 recording as it is: the same operations of the same lengths in the same order, and the same
-knowledge of every rank about every other at each of them. That is checked, operation by operation.
+knowledge of every rank about every other at each of them. Names of such paths may differ in their
+numbers, as those of shards do, and in nothing else: whoever writes the index is not like whoever
+writes a shard. That is checked, operation by operation.
 Then any state with the two exchanged is a state as well, and one of both is enough, **if recovery
 treats ranks alike**: that is taken on the word of whoever asks for it.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +30,7 @@ Token = tuple[object, ...]
 
 _HARMLESS = frozenset({"fsync", "hear", "answer", "acknowledge"})
 _CLOSED = -1
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def symmetry_of(recording: Recording) -> Symmetry:
 
 
 class _View:
-    """A recording without what has no effect of its own, and without names."""
+    """A recording without what has no effect of its own, and without the numbers in names."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -124,7 +128,9 @@ class _View:
             return (path,)
         held = self._recording.before.get(path)
         there = None if path not in self._recording.before else held is None or len(held)
-        return own.index(path), self._name(rank, os.path.dirname(path)), there
+        directory, name = os.path.split(path)
+        kind = _NUMBER.sub("0", name)
+        return own.index(path), kind, self._name(rank, directory), there
 
 
 def _paths(operation: Operation) -> list[str]:

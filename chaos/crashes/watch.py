@@ -15,7 +15,9 @@ from typing import Any
 
 __all__ = ["Files", "watching"]
 
-_PATH = ("open", "stat", "lstat", "listdir", "scandir", "mkdir", "rmdir", "unlink", "remove")
+_PATH = (
+    "open", "stat", "lstat", "listdir", "scandir", "mkdir", "rmdir", "unlink", "remove", "truncate",
+)  # fmt: skip
 _TWO_PATHS = ("rename", "replace", "link")
 _DESCRIPTOR = ("close", "write", "pwrite", "fsync", "fdatasync", "ftruncate")
 

@@ -2,7 +2,8 @@
 
 Guarantees: a cut has an effect only if a connection of the job had bytes under way that it kept up,
 a slow link only if it held packets back, and a reset only if it closed a connection; that the
-schedule says so is no evidence. Torch-free.
+schedule says so is no evidence. A cut that was mended is over when every rank has completed a step
+since. Torch-free.
 """
 
 from __future__ import annotations
@@ -51,8 +52,35 @@ def _went_on(run: Run, strike: Strike) -> bool:
         record["kind"] == "step" and int(str(record["step"])) > (strike.step or 0) + 1
         for rank in range(run.ranks_of(strike.attempt))
         for record in run.trace(strike.attempt, rank)
-        if float(str(record["t"])) > strike.t
+        if _t(record) > strike.t
     )
+
+
+def outlived(run: Run, strike: Strike) -> bool:
+    """Whether a partition was healed and every rank has then completed one and the same step.
+
+    Whatever ends the attempt after that, the partition does not. Where several cut one host, the
+    last of them counts: the switch mends the link when none is left.
+    """
+    seen = run.network(strike.attempt)
+    cuts = [r for r in seen if r.get("fault") == strike.fault and r.get("did") == "cut"]
+    hosts, since = {r["host"] for r in cuts}, min((_t(r) for r in cuts), default=0.0)
+    healed = [_t(r) for r in _all(seen, "did", "heal") if r["host"] in hosts and _t(r) > since]
+    if not healed:
+        return False
+    completed = [
+        {
+            r["step"]
+            for r in run.trace(strike.attempt, rank)
+            if r["kind"] == "step" and _t(r) > max(healed)
+        }
+        for rank in range(run.ranks_of(strike.attempt))
+    ]
+    return bool(set.intersection(*completed))
+
+
+def _t(record: Record) -> float:
+    return float(str(record["t"]))
 
 
 def _all(seen: Sequence[Record], name: str, value: object = None) -> list[Record]:

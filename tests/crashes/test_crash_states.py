@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,6 +185,91 @@ def test_a_save_that_writes_past_the_recorder_is_refused(tmp_path: Path) -> None
     root.mkdir()
     with pytest.raises(ChaosError, match=r"x\.pt was written past the recorder"):
         record(root, [lambda _: torch.save({"w": torch.ones(4)}, root / "x.pt")])
+
+
+def test_a_file_that_was_empty_for_a_moment_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"1")
+
+    def save(_: Messages) -> None:
+        os.truncate(tmp_path / "data", 0)
+        with open(tmp_path / "data", "r+b") as file:
+            file.write(b"2")
+
+    (operations,) = record(tmp_path, [save]).ranks
+    assert [o.kind for o in operations] == ["truncate", "write", "acknowledge"]
+
+
+def make_and_remove(root: Path) -> None:
+    (root / "lock").write_bytes(b"x")
+    (root / "lock").unlink()
+
+
+def make_and_remove_directory(root: Path) -> None:
+    os.mkdir(root / "lock")
+    shutil.rmtree(root / "lock")
+
+
+def fsync_directory(root: Path) -> None:
+    descriptor = os.open(root, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def rename_and_back(root: Path) -> None:
+    (root / "data").rename(root / "other")
+    (root / "other").rename(root / "data")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (make_and_remove, "create lock"),
+        (make_and_remove_directory, "mkdir lock"),
+        (fsync_directory, r"fsync \."),
+        (rename_and_back, "rename data"),
+        (lambda root: (root / "data").write_bytes(b"x"), "truncate data"),
+    ],
+)
+def test_what_a_helper_thread_did_is_refused_even_if_nothing_is_left_of_it(
+    tmp_path: Path, work: Callable[[Path], object], said: str
+) -> None:
+    def save(_: Messages) -> None:
+        (tmp_path / "data").write_bytes(b"x")
+        helper = threading.Thread(target=work, args=(tmp_path,))
+        helper.start()
+        helper.join()
+
+    with pytest.raises(ChaosError, match=f"a thread that is no rank's did {said}"):
+        record(tmp_path, [save])
+
+
+def test_what_a_helper_thread_writes_to_a_ranks_open_file_is_refused(tmp_path: Path) -> None:
+    def save(_: Messages) -> None:
+        descriptor = os.open(tmp_path / "data", os.O_CREAT | os.O_WRONLY)
+        helper = threading.Thread(target=os.pwrite, args=(descriptor, b"x", 0))
+        helper.start()
+        helper.join()
+        os.close(descriptor)
+
+    with pytest.raises(ChaosError, match="a thread that is no rank's did write data"):
+        record(tmp_path, [save])
+
+
+def test_a_helper_thread_may_read_and_work_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+
+    def work() -> None:
+        (tmp_path / "elsewhere").write_bytes((tmp_path / "root" / "data").read_bytes())
+
+    def save(_: Messages) -> None:
+        (tmp_path / "root" / "data").write_bytes(b"x")
+        helper = threading.Thread(target=work)
+        helper.start()
+        helper.join()
+
+    (operations,) = record(tmp_path / "root", [save]).ranks
+    assert [o.kind for o in operations] == ["create", "write", "acknowledge"]
+    assert (tmp_path / "elsewhere").read_bytes() == b"x"
 
 
 def test_a_save_that_fails_is_reported_with_its_error(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from seatrial.chaos.crashes.explore import explore_objects
 from seatrial.chaos.crashes.hearing import Messages
@@ -103,6 +104,21 @@ def test_an_upload_is_unfinished_until_the_object_is_there_whole() -> None:
     assert states == {((), ()), (("a",), ()), ((), (("a", 2),))}
 
 
+@pytest.mark.parametrize("taken", [b"mine", b""])
+def test_a_request_that_lands_late_replaces_nothing_if_it_must_be_new(taken: bytes) -> None:
+    recording = requests(lambda objects: objects.create("a", b"theirs"))
+    lost = Recording([recording.ranks[0][:1]])  # and its client dies unanswered
+
+    def recover(objects: Objects) -> str:
+        if not objects.create("a", taken):
+            return "theirs"
+        return "mine" if objects.get("a", 9) == taken else "replaced"
+
+    found = explore_objects(lost, recover, old="mine", new="theirs", late=True)
+    assert (found.counterexample, found.complete) == (None, True)
+    assert set(found.outcomes) == {"mine", "theirs"}
+
+
 def test_what_goes_past_the_recorder_is_refused() -> None:
     url = f"memory://{secrets.token_hex(8)}"
 
@@ -111,6 +127,87 @@ def test_what_goes_past_the_recorder_is_refused() -> None:
 
     with pytest.raises(ChaosError, match="x was written past the recorder"):
         record_objects(url, [write])
+
+
+def by_a_helper(work: Callable[[], object]) -> None:
+    helper = threading.Thread(target=work)
+    helper.start()
+    helper.join()
+
+
+HELPED: dict[str, Callable[[Any], object]] = {
+    "write lock": lambda objects: objects.put("lock", b"x"),
+    "publish lock": lambda objects: objects.create("lock", b"x"),
+    "delete lock": lambda objects: objects.delete(["lock"]),
+    "create lock": lambda objects: objects.upload("lock", 1).abort(),
+}
+
+
+@pytest.mark.parametrize("name", HELPED)
+def test_what_a_helper_thread_changed_is_refused_even_if_nothing_is_left_of_it(name: str) -> None:
+    def save(objects: Any) -> None:
+        if name == "delete lock":
+            objects.put("lock", b"x")
+        by_a_helper(lambda: HELPED[name](objects))
+        objects.put("data", b"x")
+        objects.delete(["lock"])
+
+    with pytest.raises(ChaosError, match=f"a thread that is no rank's did {name}; which rank"):
+        requests(save)
+
+
+def test_an_upload_that_a_helper_thread_completes_is_refused() -> None:
+    def save(objects: Any) -> None:
+        sink = objects.upload("data", 1)
+        sink.write_at(b"x", 0)
+        by_a_helper(sink.finish)
+
+    with pytest.raises(ChaosError, match="a thread that is no rank's did commit data"):
+        requests(save)
+
+
+def test_helper_threads_may_read_and_send_parts_of_an_upload() -> None:
+    def save(objects: Any) -> None:
+        sink = objects.upload("data", 1)
+        by_a_helper(lambda: sink.write_at(b"x", 0))
+        sink.finish()
+        by_a_helper(lambda: (objects.sizes(), objects.get("data", 1)))
+
+    (operations,) = requests(save).ranks
+    assert [str(operation) for operation in operations if operation.kind == "put"] == [
+        "begin an upload to data", "complete the upload of 1 bytes to data"
+    ]  # fmt: skip
+
+
+class Proving(MemoryFileSystem):  # type: ignore[misc]
+    """Creates exclusively by its own word, as a store on the network does."""
+
+    protocol = "proving"
+    lock = threading.Lock()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        stripped: str = super()._strip_protocol(path.removeprefix("proving://"))
+        return stripped
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        with self.lock:
+            if mode == "create" and self.exists(path):
+                raise FileExistsError(path)
+            super().pipe_file(path, value)
+
+
+def test_a_file_system_may_prove_itself_by_a_race_of_threads() -> None:
+    fsspec.register_implementation(Proving.protocol, Proving, clobber=True)
+    place = f"proving://{secrets.token_hex(8)}"
+    objects = FsspecObjects(place, {}, single_writer=False)
+
+    def save(_: Messages) -> None:
+        objects.prove()
+        objects.put("data", b"x")
+
+    (operations,) = record_objects(place, [save]).ranks
+    assert [operation.path for operation in operations if operation.kind == "put"] == ["data"]
 
 
 def test_a_directory_is_no_object_store(tmp_path: Path) -> None:

@@ -136,6 +136,61 @@ def test_ranks_that_differ_in_anything_are_not_exchanged(tmp_path: Path, odd: st
     assert symmetry_of(record_shards(tmp_path / "root", odd=odd)).classes == ()
 
 
+@pytest.mark.parametrize(
+    ("names", "alike"),
+    [
+        (["shard-9.bin", "shard-10.bin"], True),
+        (["shard", "index"], False),
+        (["shard-0", "index-1"], False),
+        (["0.bin", "1.json"], False),
+        (["part-0", "part-0-of-2"], False),
+    ],
+)
+def test_ranks_whose_names_differ_in_more_than_numbers_are_not_exchanged(
+    names: list[str], alike: bool
+) -> None:
+    files = [
+        [
+            Operation(rank=rank, number=2 * rank, kind="create", path=name, node=rank + 1),
+            Operation(rank=rank, number=2 * rank + 1, kind="fsync", path=name, node=rank + 1),
+        ]
+        for rank, name in enumerate(names)
+    ]
+    assert symmetry_of(Recording(files)).classes == (((0, 1),) if alike else ())
+    below = [
+        [
+            Operation(rank=rank, number=2 * rank, kind="mkdir", path=name, node=rank + 1),
+            Operation(
+                rank=rank, number=2 * rank + 1, kind="create", path=f"{name}/x", node=rank + 3
+            ),
+        ]
+        for rank, name in enumerate(names)
+    ]
+    assert symmetry_of(Recording(below)).classes == (((0, 1),) if alike else ())
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_an_index_without_its_shard_is_found_though_both_are_written_alike(
+    symmetric: bool,
+) -> None:
+    recording = Recording(
+        [
+            [Operation(rank=rank, number=rank, kind="put", path=name, node=rank + 1, request=rank)]
+            for rank, name in enumerate(["shard", "index"])
+        ]
+    )
+
+    def recover(objects: Objects) -> int:
+        if "index" not in objects.sizes():
+            return 1
+        objects.get("shard", 9)
+        return 2
+
+    found = explore_objects(recording, recover, old=1, new=2, symmetric=symmetric)
+    assert found.counterexample is not None
+    assert found.counterexample.reason.startswith("recovery fails: FileNotFoundError")
+
+
 def test_ranks_of_which_only_one_is_waited_for_are_not_exchanged(tmp_path: Path) -> None:
     recording = record_shards(tmp_path / "root")
 

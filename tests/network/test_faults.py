@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evidence import Evidence
+from evidence import Evidence, outputs, state
 
 from seatrial.chaos.errors import FaultSyntaxError, ImpossibleFaultError, UsageError
 from seatrial.chaos.fault import Fault
@@ -152,6 +152,37 @@ def test_a_fault_whose_effect_nobody_saw_was_not(
     judgement = judged(fault, *records, ending=ending, status=status)
     assert judgement.verdict is Verdict.NOT_EXERCISED
     assert words in judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "healed_t", "verdict"),
+    [
+        ((0, 1), 13.1, Verdict.UNRECOVERABLE),
+        ((1,), 13.1, Verdict.RECOVERED),  # the other may have waited in vain
+        ((0, 1), 13.6, Verdict.RECOVERED),  # the last calls may have been made before the cut
+        ((), 13.1, Verdict.RECOVERED),
+    ],
+)
+def test_a_healed_partition_explains_no_failure_after_a_step_that_all_completed(
+    tmp_path: Path, ranks: tuple[int, ...], healed_t: float, verdict: Verdict
+) -> None:
+    fault = f"{PARTITION} heal=3"
+    reference, run = Evidence(tmp_path / "reference"), Evidence(tmp_path / "run")
+    reference.attempt(range(1, 7), published=(2, 4, 6), valid=(2, 4, 6))
+    run.strike(fault)
+    trace = TraceWriter(network_file(run.directory, 1))
+    for t, did, facts in (
+        (10.1, "cut", {}),
+        (13, "kept", {"waiting": ["a-b"]}),
+        (healed_t, "heal", {}),
+    ):
+        trace.record("network", **facts | {"fault": 0, "host": 1, "did": did, "t": t})
+    run.attempt(range(1, 5), ending="failed", exits={1: 1}, published=(2, 4), valid=(2, 4))
+    for rank in ranks:
+        finished = {"outputs": outputs(rank, 5), "fingerprint": state(rank, 5)}
+        run.record(rank, 1, "step", step=5, t=13.5, **finished)
+    run.attempt((5, 6), restored=4, source=1, published=(6,), valid=(2, 4, 6))
+    assert run.judged(reference, fault).verdict is verdict
 
 
 def test_a_slow_link_does_not_explain_a_failure(judged: Judged) -> None:

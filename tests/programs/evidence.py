@@ -62,7 +62,8 @@ class Evidence:
     ) -> None:
         """Say that the ``fault``-th fault of the schedule struck."""
         words = text.split()
-        resume = next((float(w[7:]) for w in words if w.startswith("resume=")), None)
+        lasts = (w.partition("=") for w in words if w.startswith(("resume=", "heal=")))
+        resume = next((float(seconds) for _, _, seconds in lasts), None)
         Ledger(self.directory / "strikes").claim(
             Strike(
                 fault=fault,
