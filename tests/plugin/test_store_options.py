@@ -46,7 +46,7 @@ def test_ranks_reach_the_store_and_the_replay_line_has_the_options_without_the_s
         name, _, value = option.partition("=")
         assert f"{name} {value}" in replay
     assert "correct-horse" not in said_by(result)
-    assert any("/run/" in place and "begun.json" in place for _, place in server.requests)
+    assert any("/options/" in place and "begun.json" in place for _, place in server.requests)
     assert server.client().list_objects_v2(Bucket=BUCKET, Prefix="options/").get("Contents", []) == []
 
 
