@@ -56,6 +56,19 @@ def test_words_become_what_fsspec_takes() -> None:
         "account_key=correct-horse",
         "endpoint_url=https://me:correct-horse@host",
         "connection_string=Key=correct-horse",
+        "client_kwargs.headers.Authorization=Bearer correct-horse",
+        "s3_additional_kwargs.SSECustomerKey=correct-horse",
+        "access_key=correct-horse",
+        "passphrase=correct-horse",
+        "pwd=correct-horse",
+        "cookie=correct-horse",
+        'client_kwargs={"auth": ["user", "correct-horse"]}',
+        'client_kwargs={"password": 12345}',
+        "endpoint_url=https://correct-horse@host",
+        "endpoint_url=https://host/?sv=1&sig=correct-horse",
+        "endpoint_url=https://host/?X-Amz-Signature=correct-horse",
+        "proxies=http://correct-horse@proxy:3128",
+        "secret=env:correct-horse",
     ],
 )
 def test_a_secret_in_the_clear_is_refused_and_not_repeated(text: str) -> None:
@@ -63,6 +76,29 @@ def test_a_secret_in_the_clear_is_refused_and_not_repeated(text: str) -> None:
         parse_options([text])
     assert "correct-horse" not in str(caught.value)
     assert "12345" not in str(caught.value)
+
+
+def test_names_and_urls_that_are_like_those_of_secrets_are_taken() -> None:
+    texts = [
+        "key=a",
+        "aws_access_key_id=a",
+        "config_kwargs.signature_version=s3v4",
+        "author=me",
+        "use_oauth=false",
+        'client_kwargs={"auth": null}',
+        "endpoint_url=https://host:9000/a@b",
+        "other=sftp://user@host/a",
+    ]
+    assert len(parse_options(texts)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    "text", ["secret:correct-horse", "correct-horse", "https://me:correct-horse@host/?a=b"]
+)
+def test_what_is_no_option_is_not_repeated_for_it_may_be_a_secret(text: str) -> None:
+    with pytest.raises(CheckpointError, match="option 2 of 2 is not KEY=VALUE") as caught:
+        parse_options(["key=a", text])
+    assert "horse" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -156,5 +192,10 @@ def test_the_command_takes_options_and_no_secret(
     refused = capsys.readouterr()
     assert "secret is a secret" in refused.err
     assert "horse" not in refused.err + refused.out
+    for url in ("ftp://me:horse@host/x", "s3://b/x?token=horse", "https://horse@host/x"):
+        assert command.main(["list", url]) == 2
+        refused = capsys.readouterr()
+        assert "the URL has a secret in it" in refused.err
+        assert "horse" not in refused.err + refused.out
     assert command.main(["list", "directory", "--option", "key=a"]) == 2
     assert "--option is for URLs" in capsys.readouterr().err
