@@ -11,7 +11,8 @@ variable NAME. The result is what fsspec's file systems take as ``storage_option
 and its children: a job that is on trial needs not be told of them.
 
 Guarantees: a secret in the clear is refused, so what was given may be printed and stored; a
-variable's value is looked up when the storage is opened and is in no message.
+variable's value is looked up when the storage is opened, is in no message, and shows as ``***`` in
+a traceback.
 
 Does not: read fsspec's own configuration; fsspec does, and what is given here comes before it.
 Torch-free; called by `open_storage`, the command line and the plugin.
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import CheckpointError
-from .secret import has_secret, is_secret_name
+from .secret import Secret, has_secret, is_secret_name
 
 __all__ = ["offered", "offered_options", "parse_options", "resolved_options"]
 
@@ -92,7 +93,7 @@ def _refuse_secrets(key: str, path: Sequence[str], value: object) -> None:
 
 
 def resolved_options(options: Mapping[str, object]) -> dict[str, object]:
-    """``options`` with the values of the variables that they name.
+    """``options`` with the values of the variables that they name, each as a `Secret`.
 
     Raises:
         CheckpointError: a variable is not set.
@@ -103,6 +104,8 @@ def resolved_options(options: Mapping[str, object]) -> dict[str, object]:
 def _resolved(key: str, value: object) -> Any:
     if isinstance(value, Mapping):
         return {name: _resolved(f"{key}.{name}", inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_resolved(key, inner) for inner in value]
     if isinstance(value, str) and value.startswith(_VARIABLE):
         name = value.removeprefix(_VARIABLE)
         if name not in os.environ:
@@ -110,7 +113,7 @@ def _resolved(key: str, value: object) -> Any:
                 f"the option {key} of the storage is the environment variable {name!r}, which is "
                 "not set"
             )
-        return os.environ[name]
+        return Secret(os.environ[name])
     return value
 
 

@@ -18,6 +18,7 @@ from seatrial.recovery.storage.options import (
     resolved_options,
 )
 from seatrial.recovery.storage.s3 import S3Objects
+from seatrial.recovery.storage.secret import Secret
 
 from .places import Place
 
@@ -120,13 +121,68 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(texts: list[str], said: 
 def test_a_variable_is_looked_up_at_any_depth_when_it_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = parse_options(["secret=env:OURS", "client_kwargs.region_name=env:REGION"])
+    options = parse_options(
+        [
+            "secret=env:OURS",
+            "client_kwargs.region_name=env:REGION",
+            'client_kwargs.x=["env:OURS", {"y": ["env:OURS"]}]',
+        ]
+    )
     monkeypatch.setenv("OURS", "correct-horse")
     with pytest.raises(CheckpointError, match=r"client_kwargs\.region_name .*'REGION'.*not set"):
         resolved_options(options)
     monkeypatch.setenv("REGION", "here")
-    expected = {"secret": "correct-horse", "client_kwargs": {"region_name": "here"}}
-    assert resolved_options(options) == expected
+    horse = "correct-horse"
+    inner = {"region_name": "here", "x": [horse, {"y": [horse]}]}
+    assert resolved_options(options) == {"secret": horse, "client_kwargs": inner}
+
+
+def test_the_value_of_a_variable_is_not_shown_in_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OURS", "correct-horse")
+    options = resolved_options(parse_options(["secret=env:OURS", 'x=["env:OURS"]']))
+    assert "horse" not in repr(options)
+    assert f"{options['secret']}" == "correct-horse"
+
+
+class _Strict(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    protocol = "strict"
+
+    def __init__(self, secret: str, **others: object) -> None:
+        raise TypeError(f"unexpected keyword argument 'bogus' for {secret}")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "strict://run"])
+def test_options_that_a_file_system_does_not_know_are_one_sentence_without_secrets(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("strict", _Strict, clobber=True)
+    monkeypatch.setenv("OURS", "correct-horse")
+    texts = ["key=a", "secret=env:OURS", "client_kwargs.bogus=1"]
+    with pytest.raises(CheckpointError, match="unexpected keyword argument 'bogus'") as caught:
+        open_storage(url, options=resolved_options(parse_options(texts))).prove()
+    assert "horse" not in str(caught.getrepr(style="short", showlocals=True, chain=True))
+
+
+def test_what_a_file_system_says_of_its_options_is_told_without_their_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OURS", "http//correct-horse")
+    options = resolved_options(parse_options(["endpoint_url=env:OURS", "key=a", "secret=env:OURS"]))
+    with pytest.raises(CheckpointError, match=r"Invalid endpoint: \*\*\*"):
+        open_storage("s3://bucket/run", options=options).prove()
+
+
+def test_clients_with_other_secrets_are_not_shared() -> None:
+    def made(secret: str) -> Any:
+        storage = open_storage("s3://bucket/run", options={"key": "a", "secret": Secret(secret)})
+        assert isinstance(storage, ObjectStorage)
+        assert isinstance(storage.objects, S3Objects)
+        return storage.objects.client._file_system()
+
+    assert made("one") is made("one")
+    assert made("one") is not made("two")
 
 
 def test_options_are_offered_to_stores_below_one_url_alone(monkeypatch: pytest.MonkeyPatch) -> None:
