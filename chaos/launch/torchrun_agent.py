@@ -12,6 +12,7 @@ here imports torch before that is said to the kernel.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -41,7 +42,7 @@ def run_agent(plan_file: Path, host: int | None = None) -> None:
     """Run the attempt, or what of it is on ``host``, to its end, in a process of its own."""
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    from torch.distributed.run import run
 
     plan = AttemptPlan.from_json(plan_file.read_text())
     exits: dict[int, int] = {}
@@ -74,10 +75,26 @@ def run_agent(plan_file: Path, host: int | None = None) -> None:
     os.environ[AGENT] = str(os.getpid())
     failed = False
     try:
-        run(parse_args([*options, "-m", "seatrial.chaos.launch.torchrun_worker", str(plan_file)]))
+        run(parsed([*options, "-m", "seatrial.chaos.launch.torchrun_worker", str(plan_file)]))
     except ChildFailedError:
         failed = True
     _write(exits_file(plan, host), exits if failed else None)
+
+
+def parsed(options: list[str]) -> argparse.Namespace:
+    """``options`` as torchrun reads them, and nothing else.
+
+    It would take what they leave out from variables ``PET_…``, which are meant for the torchrun
+    that somebody starts on a whole cluster, and which a job may still look at.
+    """
+    from torch.distributed.run import parse_args
+
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PET_")}
+    try:
+        arguments: argparse.Namespace = parse_args(options)
+        return arguments
+    finally:
+        os.environ |= hidden
 
 
 def _on_host(plan: AttemptPlan, host: int) -> list[str]:
