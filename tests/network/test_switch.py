@@ -42,6 +42,16 @@ def told(seen: list[Record], kind: str, **facts: object) -> Record:
     return record
 
 
+def receive(receiver: socket.socket, size_bytes: int) -> None:
+    """Wait for that much; fails if nothing comes for long."""
+    while size_bytes > 0:
+        size_bytes -= len(receiver.recv(size_bytes))
+
+
+def held_back(network: Network) -> int:
+    return int(str([record["times"] for record in network.ask("look") if "times" in record][-1]))
+
+
 def test_addresses_have_the_order_in_which_torchrun_numbers_hosts() -> None:
     addresses = [address(host) for host in range(HOSTS_MAX)]
     assert addresses == sorted(addresses)
@@ -136,11 +146,32 @@ def test_a_slow_link_holds_back_what_is_more_than_its_rate_and_loses_nothing(
     network.ask("throttle", rate=100_000.0)
     assert told(network.ask("look"), "network", did="held back")["times"] == 0
     near.sendall(b"x" * 30_000)
-    received = 0
-    while received < 30_000:
-        received += len(far.recv(1 << 16))
-    counted = [record["times"] for record in network.ask("look") if "times" in record]
-    assert int(str(counted[-1])) > 0
+    receive(far, 30_000)
+    assert held_back(network) > 0
+
+
+def test_torchrun_s_own_rendezvous_is_not_held_back_by_a_slow_link_and_the_job_is(
+    network: Network,
+) -> None:
+    near, far = network.connect(1, 0, port=RENDEZVOUS_PORT)
+    network.ask("throttle", rate=20_000.0)
+    for sender, receiver in ((near, far), (far, near)):
+        sender.sendall(b"x" * 100_000)  # five seconds of the slow queue
+        receive(receiver, 100_000)
+    assert held_back(network) == 0
+    near, far = network.connect(1, 0)
+    near.sendall(b"x" * 10_000)
+    receive(far, 10_000)
+    assert held_back(network) > 0
+
+
+def test_a_slow_link_may_become_slower(network: Network) -> None:
+    near, far = network.connect(0, 1)
+    network.ask("throttle", rate=1_000_000_000.0)
+    network.ask("throttle", rate=100_000.0)
+    near.sendall(b"x" * 10_000)
+    receive(far, 10_000)
+    assert held_back(network) > 0
 
 
 def test_a_reset_breaks_both_ends_of_the_host_s_connections_and_no_others(
