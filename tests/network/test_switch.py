@@ -18,6 +18,7 @@ from seatrial.chaos.errors import LaunchError
 from seatrial.chaos.launch.processes import descendants
 from seatrial.chaos.network.control import ask
 from seatrial.chaos.network.layout import HOSTS_MAX, RENDEZVOUS_PORT, address
+from seatrial.chaos.network.namespaces import program
 from seatrial.chaos.trace import Record
 
 from .conftest import Network
@@ -231,6 +232,31 @@ def test_what_the_switch_cannot_do_is_an_error_and_it_goes_on(network: Network) 
 def test_there_is_no_switch_where_there_are_no_hosts(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         ask(tmp_path, do="look")
+
+
+@pytest.mark.usefixtures("available")
+def test_a_link_that_cannot_be_mended_is_told_and_the_switch_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    tc = programs / "tc"
+    case = '*"qdisc del"*) echo "not today" >&2; exit 2;;'
+    tc.write_text(f'#!/bin/sh\ncase "$*" in {case} esac\nexec "{program("tc")}" "$@"\n')
+    tc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    network = Network(tmp_path)
+    try:
+        network.ask("partition", way="out", heal=0.01)
+        network.ask("partition", fault=1, host=2, heal=0.05)
+        deadline = time.monotonic() + 60
+        while not [r for r in network.ask("look") if r.get("did") == "heal"]:
+            assert time.monotonic() < deadline
+        seen = network.seen()
+        assert [r["fault"] for r in seen if "not today" in str(r.get("failed"))] == [0]
+        assert told(seen, "network", did="heal")["fault"] == 1
+    finally:
+        network.close()
 
 
 @pytest.mark.usefixtures("available")
