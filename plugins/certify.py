@@ -19,6 +19,7 @@ from seatrial.chaos.certify.suite import GUARANTEES, observe
 from seatrial.chaos.errors import UsageError
 from seatrial.recovery.errors import CheckpointError
 from seatrial.recovery.storage.options import parse_options, resolved_options
+from seatrial.recovery.storage.secret import refuse_secret_url
 
 
 class CertifyPlugin:
@@ -30,6 +31,7 @@ class CertifyPlugin:
 
     def __init__(self, config: pytest.Config) -> None:
         self._place = str(config.getoption("chaos_certify"))
+        _refuse_secrets(self._place)
         artifacts = config.getoption("chaos_artifacts") or config.getini("chaos_artifacts") or ""
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", self._place).strip("-")
         self._file = Path(artifacts or config.invocation_params.dir) / f"certificate-{name}.json"
@@ -105,6 +107,13 @@ def _resolved(texts: Sequence[str]) -> dict[str, object] | None:
         return resolved_options(parse_options(texts)) if texts else None
     except CheckpointError as error:
         raise pytest.UsageError(f"--chaos-store-option: {error}") from None
+
+
+def _refuse_secrets(place: str) -> None:
+    try:
+        refuse_secret_url(place)
+    except CheckpointError as error:
+        raise pytest.UsageError(f"--chaos-certify: {error}") from None
 
 
 class Suite(pytest.Collector):

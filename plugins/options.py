@@ -28,6 +28,7 @@ from seatrial.recovery.errors import RecoveryError
 from seatrial.recovery.publish import probe_publish
 from seatrial.recovery.storage import is_url, open_storage
 from seatrial.recovery.storage.options import offered, parse_options
+from seatrial.recovery.storage.secret import refuse_secret_url
 from seatrial.recovery.topology import Topology
 
 from .jobs.registry import check_bundled, check_job_name, preload_modules, resolve_job
@@ -129,6 +130,7 @@ def override(options: ChaosOptions, changes: Mapping[str, object], *, beside: Pa
 def _check(options: ChaosOptions) -> None:
     if not sys.platform.startswith("linux"):
         raise UsageError(f"seatrial launches ranks on Linux only, not on {sys.platform}")
+    _refuse_secrets(options.store)
     check_job_name(options.job)
     if options.launcher not in METHODS:
         raise UsageError(
@@ -178,6 +180,14 @@ def store_options(texts: Sequence[str]) -> dict[str, object]:
         return parse_options(texts)
     except RecoveryError as error:
         raise UsageError(f"--chaos-store-option: {error}") from None
+
+
+def _refuse_secrets(store: str) -> None:
+    """Before anything says where the store is."""
+    try:
+        refuse_secret_url(store)
+    except RecoveryError as error:
+        raise UsageError(f"--chaos-store: {error}") from None
 
 
 def _check_store(store: str) -> None:

@@ -23,6 +23,7 @@ from .files import file_problems
 from .storage import is_url
 from .storage.names import step_name
 from .storage.options import parse_options, resolved_options
+from .storage.secret import refuse_secret_url
 from .workers import reader_threads
 
 OK, DAMAGED, USAGE = 0, 1, 2
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[CheckpointDirectory, argparse.Namespace], int] = options.run
     try:
+        refuse_secret_url(options.directory)
         given = resolved_options(parse_options(options.option)) if options.option else None
         if given and not is_url(options.directory):
             return _refuse(f"--option is for URLs, and {options.directory!r} is a directory")

@@ -5,34 +5,45 @@ calls, ``--standalone`` or with the c10d rendezvous on the first of several host
 statuses, which torchrun otherwise prints for people, are kept for the custodian, without those of
 ranks that torchrun ended itself when another had failed: their SIGTERM says nothing of what was
 done to them before. Restarting is the supervisor's, as under every launcher.
+
+Guarantees: dies with the custodian, and its ranks with it, from their first instructions: nothing
+here imports torch before that is said to the kernel.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import parse_args, run
-
 from ..network.layout import INTERFACE, RENDEZVOUS_PORT, address
 from .exits import exits_file
 from .plan import AttemptPlan
 from .processes import die_with_parent
+from .torchrun_worker import AGENT
 
 
 def main() -> None:
-    """``python -m seatrial.chaos.launch.torchrun_agent PLAN``"""
-    die_with_parent(os.getppid())
+    """``python -m seatrial.chaos.launch.torchrun_agent PLAN [PARENT]``"""
+    die_with_parent(int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     run_agent(Path(sys.argv[1]))
+
+
+def warm_up() -> None:
+    """Import what `run_agent` needs, for a process that is going to be forked."""
+    importlib.import_module("torch.distributed.run")
 
 
 def run_agent(plan_file: Path, host: int | None = None) -> None:
     """Run the attempt, or what of it is on ``host``, to its end, in a process of its own."""
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import run
+
     plan = AttemptPlan.from_json(plan_file.read_text())
     exits: dict[int, int] = {}
     is_noted = False
@@ -61,12 +72,29 @@ def run_agent(plan_file: Path, host: int | None = None) -> None:
     options = [*where, f"--nproc-per-node={ranks}", "--max-restarts=0"]
     # Else it makes a directory in /tmp, and leaves it there.
     options.append(f"--log-dir={plan.directory}/torchrun")
+    os.environ[AGENT] = str(os.getpid())
     failed = False
     try:
-        run(parse_args([*options, "-m", "seatrial.chaos.launch.worker", str(plan_file)]))
+        run(parsed([*options, "-m", "seatrial.chaos.launch.torchrun_worker", str(plan_file)]))
     except ChildFailedError:
         failed = True
     _write(exits_file(plan, host), exits if failed else None)
+
+
+def parsed(options: list[str]) -> argparse.Namespace:
+    """``options`` as torchrun reads them, and nothing else.
+
+    It would take what they leave out from variables ``PET_…``, which are meant for the torchrun
+    that somebody starts on a whole cluster, and which a job may still look at.
+    """
+    from torch.distributed.run import parse_args
+
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PET_")}
+    try:
+        arguments: argparse.Namespace = parse_args(options)
+        return arguments
+    finally:
+        os.environ |= hidden
 
 
 def _on_host(plan: AttemptPlan, host: int) -> list[str]:

@@ -255,9 +255,11 @@ def leave(status: int) -> None:
 
 
 def main() -> None:
-    """``python -m seatrial.chaos.launch.worker PLAN [RANK PARENT]``; torchrun sets RANK instead."""
+    """``python -m seatrial.chaos.launch.worker PLAN RANK PARENT``; under torchrun, as
+    `seatrial.chaos.launch.torchrun_worker`, PLAN alone, and RANK is in the environment."""
+    if len(sys.argv) > 2:
+        die_with_parent(int(sys.argv[3]))
     plan = AttemptPlan.from_json(Path(sys.argv[1]).read_text())
-    die_with_parent(int(sys.argv[3]) if len(sys.argv) > 2 else os.getppid())
     modules = plan.workload.preload
     for name in ("torch._dynamo", *modules) if modules else ():
         # What a forked rank finds imported. It would else be silent in the midst of its work, and

@@ -31,6 +31,8 @@ def no_effect(run: Run, fault: Fault, strike: Strike) -> str:
     attempt = run.attempts[strike.attempt - 1]
     if not seen:
         return "the switch between the hosts was not told of it"
+    if failed := _all(seen, "failed"):
+        return f"the switch could not mend the link ({failed[0]['failed']})"
     if fault.action == "crash":
         died = attempt.exits.get(strike.rank) == -signal.SIGKILL
         return "" if died and _all(seen, "killed") else f"rank {strike.rank} did not die of it"

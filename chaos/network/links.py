@@ -7,6 +7,8 @@ Guarantees: a cut holds when `Links.cut` returns. A link that is down is down at
 host keeps its address and its routes, as when a cable is pulled. What is lost one way is dropped by
 a queue of length 0 in the middle of the cable, silently, as in a network. At the host's own end
 its kernel would know: it would try again every half second and give up after 8, not 15 minutes.
+A slow link is one for the job: what torchrun's own rendezvous sends passes by the queue that is
+slow, because how long that waits says nothing of the job.
 """
 
 from __future__ import annotations
@@ -14,12 +16,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .layout import INTERFACE, address, port
+from .layout import INTERFACE, RENDEZVOUS_PORT, address, port
 from .namespaces import Namespace, enter_new_namespace
 
 _BRIDGE = "switch"
 _DROPPING = "pfifo limit 0"
 _SHAPE = "burst 4kb limit 16mb"
+# A class that is as fast as it gets, in which there is the slow queue; 1:0 is past all classes.
+_SORTED = (
+    "qdisc add dev {0} root handle 1: htb default 2",
+    "class add dev {0} parent 1: classid 1:2 htb rate 30gbit burst 1mb cburst 1mb quantum 65536",
+    "filter add dev {0} parent 1: protocol ip u32 match ip sport {1} 0xffff flowid 1:0",
+    "filter add dev {0} parent 1: protocol ip u32 match ip dport {1} 0xffff flowid 1:0",
+)
 
 
 class Links:
@@ -28,6 +37,7 @@ class Links:
     def __init__(self, hosts: int) -> None:
         self.hosts = [enter_new_namespace() for _ in range(hosts)]
         self._switch = enter_new_namespace()
+        self._slow: set[int] = set()
         made = [f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up"]
         for host, namespace in enumerate(self.hosts):
             cable, near, far = f"cable{host}", _near(host), f"far{host}"
@@ -63,8 +73,12 @@ class Links:
         """Let ``rate`` bytes a second through each way; what is more waits its turn."""
         bits = max(8, round(8 * rate))
         for namespace, device in self._ends(host):
-            shaped = f"qdisc replace dev {device} root tbf rate {bits}bit {_SHAPE}"
+            if host not in self._slow:
+                for command in _SORTED:
+                    namespace.run("tc", *command.format(device, RENDEZVOUS_PORT).split())
+            shaped = f"qdisc replace dev {device} parent 1:2 handle 2: tbf rate {bits}bit {_SHAPE}"
             namespace.run("tc", *shaped.split())
+        self._slow.add(host)
 
     def held_back(self, host: int) -> int:
         """How often a packet of a throttled link had to wait, both ways together."""

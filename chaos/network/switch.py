@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..launch.processes import command_line, die_with_parent
@@ -114,11 +114,20 @@ class Switch:
     def _heal_those_due(self) -> None:
         now = time.monotonic()
         for cut in [each for each in self._cuts if each.until is not None and each.until <= now]:
-            self._note_who_waits(cut)
             self._cuts.remove(cut)
-            if not any((each.host, each.way) == (cut.host, cut.way) for each in self._cuts):
-                self._links.heal(cut.host, cut.way)
-                self._trace.record("network", fault=cut.fault, host=cut.host, did="heal")
+            try:
+                self._heal(cut)
+            except Exception as error:
+                # The other links are still to be kept. This one stays cut, and the judge is told.
+                self._cuts.append(replace(cut, until=None))
+                failed = f"{type(error).__name__}: {error}"
+                self._trace.record("network", fault=cut.fault, host=cut.host, failed=failed)
+
+    def _heal(self, cut: _Cut) -> None:
+        self._note_who_waits(cut)
+        if not any((each.host, each.way) == (cut.host, cut.way) for each in self._cuts):
+            self._links.heal(cut.host, cut.way)
+            self._trace.record("network", fault=cut.fault, host=cut.host, did="heal")
 
     def _look(self) -> None:
         """Write down what there is to be seen, before the attempt is cleared away."""

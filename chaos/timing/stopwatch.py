@@ -1,8 +1,9 @@
 """Inside a rank: adds up what the training thread does in each phase, and records it step by step.
 
 Guarantees: one record, of kind ``step-times``, for each step that was completed, written when the
-next thing begins: a save, another step, or the end. Time belongs to the innermost phase. A fault
-that strikes at an edge of a phase, a delay say, counts within it, before or after.
+next thing begins: a save, another step, or the end. Time belongs to the innermost phase, and that
+of a save within a step to no phase. A fault that strikes at an edge of a phase, a delay say, counts
+within it, before or after.
 
 Does not: record a step that was not completed, or time what other threads do. Two listeners, one
 before the injector and one after it, because the injector may sleep at either edge.
@@ -16,11 +17,12 @@ from seatrial.recovery.collectives.clock import ThreadClock
 from seatrial.recovery.collectives.meter import Meter
 
 from ..trace import TraceWriter
-from .times import CHECK, OUTSIDE, PHASES, RECORD, SPANS
+from .times import CHECK, OUTSIDE, PHASES, RECORD, SAVE, SPANS
 
 _US = 1e6
-_ENDS_CHECK = ("step", "checkpoint", "exit")
-"""Events that begin when all that belongs to a step is over."""
+_ENDS_CHECK = ("step", SAVE, "exit")
+"""Events that begin when all that belongs to a step is over, but for a save within the step."""
+_NESTS = (*PHASES, SAVE)
 
 
 class Stopwatch:
@@ -42,19 +44,19 @@ class Stopwatch:
         """Listen before anyone else: a phase begins before what strikes it."""
         if threading.get_ident() != self._clock.thread:
             return
-        is_phase = event in PHASES
+        nests = event in _NESTS
         if edge == "after":
-            if is_phase or event == "step":
+            if nests or event == "step":
                 # What is slept from here on is no wait for a call.
                 self.meter.settle(self._clock.read())
-        elif is_phase and self._current and self._current != CHECK:
+        elif nests and self._current and self._current != CHECK:
             self._around.append(self._current)
             self._turn_to(event)
         elif event in _ENDS_CHECK and self._current:
             self._finish()
         if event == "step" and edge == "before":
             self._step, self._around = facts.get("step"), []
-            self._sums = {name: [0.0] * len(self._last) for name in SPANS}
+            self._sums = {name: [0.0] * len(self._last) for name in (*SPANS, SAVE)}
             # What was called before a step, to warm up say, hides nothing in it.
             self.meter.end_period(self._clock.read().wall)
             self._excuse = self._excuses()

@@ -20,6 +20,8 @@ PHASES = ("data", "forward", "backward", "optimizer")
 OUTSIDE, CHECK = "outside", "check"
 SPANS = (*PHASES, OUTSIDE, CHECK)
 """What a rank's thread may be in: a phase, the rest of the step, or the loop's check of it."""
+SAVE = "checkpoint"
+"""What it may be in besides, and belongs to no step, though the job saves in the midst of one."""
 
 _S = 1e-6
 

@@ -118,11 +118,11 @@ class ObservedGroup(ProcessGroup):
             work: Work = make(*arguments, **named)
             return work
         began = monotonic()
-        slot = log.begin(began, self.index, signature.index, sequence)
+        number = log.begin(began, self.index, signature.index, sequence)
         work = make(*arguments, **named)
         if not self._is_timed:
             return work
-        return TimedWork(work, log, slot, began, self.observer.meter)
+        return TimedWork(work, log, number, began, self.observer.meter)
 
     def _between(self, operation: Operation, arguments: Sequence[Any]) -> Stream:
         own = self.rank()

@@ -25,6 +25,7 @@ _RECORD = struct.Struct("<QdQIIfI")
 # Number of the call from 1, time, sequence number in its group, group, call, seconds, state.
 _OUTCOME = struct.Struct("<fI")
 _OUTCOME_AT = _RECORD.size - _OUTCOME.size
+_HEADER_WORDS, _RECORD_WORDS = _HEADER.size // 8, _RECORD.size // 8
 
 UNDER_WAY, DONE, WAITED_FOR = range(3)
 _STATES = ("under way", "done", "waited for")
@@ -42,6 +43,7 @@ class CallLog:
         os.lseek(self._file, 0, os.SEEK_END)
         self._capacity = capacity
         self._numbers = itertools.count(1)
+        self._words = memoryview(self._map).cast("Q")
 
     def name(self, kind: str, index: int, /, **facts: object) -> None:
         """Say what ``index`` stands for among groups or calls."""
@@ -49,21 +51,26 @@ class CallLog:
         os.write(self._file, line.encode() + b"\n")
 
     def begin(self, t: float, group: int, call: int, sequence: int) -> int:
-        """Write one call of the time ``t`` down; the slot to tell its outcome to."""
+        """Write one call of the time ``t`` down; its number, to tell its outcome of."""
         number = next(self._numbers)
         slot = _HEADER.size + number % self._capacity * _RECORD.size
         _RECORD.pack_into(self._map, slot, number, t, sequence, group, call, 0.0, 0)
-        return slot
+        return number
 
-    def is_waited_for(self, slot: int) -> None:
+    def is_waited_for(self, number: int) -> None:
         """Somebody waits for the call."""
-        _OUTCOME.pack_into(self._map, slot + _OUTCOME_AT, 0.0, WAITED_FOR)
+        word = _HEADER_WORDS + number % self._capacity * _RECORD_WORDS
+        if self._words[word] == number:  # else a newer call has taken its place in the ring
+            _OUTCOME.pack_into(self._map, word * 8 + _OUTCOME_AT, 0.0, WAITED_FOR)
 
-    def is_done(self, slot: int, seconds: float) -> None:
+    def is_done(self, number: int, seconds: float) -> None:
         """Somebody waited for the call, and it was done after ``seconds``."""
-        _OUTCOME.pack_into(self._map, slot + _OUTCOME_AT, seconds, DONE)
+        word = _HEADER_WORDS + number % self._capacity * _RECORD_WORDS
+        if self._words[word] == number:
+            _OUTCOME.pack_into(self._map, word * 8 + _OUTCOME_AT, seconds, DONE)
 
     def close(self) -> None:
+        self._words.release()
         self._map.close()
         os.close(self._file)
 

@@ -66,28 +66,28 @@ class TimedWork(ForwardingWork):
     """Tells the log how long after its beginning the call was seen to be done, and a meter how
     long somebody waited for it."""
 
-    __slots__ = ("_began", "_log", "_meter", "_slot", "_token")
+    __slots__ = ("_began", "_log", "_meter", "_number", "_token")
 
     def __init__(
-        self, inner: Work, log: CallLog, slot: int, began: float, meter: Meter | None
+        self, inner: Work, log: CallLog, number: int, began: float, meter: Meter | None
     ) -> None:
         Work.__init__(self)
         self.inner = inner
         self._log = log
-        self._slot = slot
+        self._number = number
         self._began = began
         self._meter = meter
         # Not from its beginning: handing it over hides nothing.
         self._token = 0 if meter is None else meter.began(monotonic())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._log.is_waited_for(self._slot)
+        self._log.is_waited_for(self._number)
         meter = self._meter
         starved = 0.0 if meter is None else meter.waits()
         start = monotonic()
         done = self.inner.wait() if timeout is None else self.inner.wait(timeout)
         end = monotonic()
-        self._log.is_done(self._slot, end - self._began)
+        self._log.is_done(self._number, end - self._began)
         if meter is not None:
             meter.waited(self._token, start, end, starved)
             self._token = -1  # whoever waits again finds it done

@@ -29,6 +29,7 @@ from ..probe import perform
 from .names import PROBE_PREFIX
 from .protocol import Buffer
 from .retry import REMOTE, is_transient, retried
+from .secret import redacted
 
 __all__ = ["FsspecObjects"]
 
@@ -64,8 +65,11 @@ class FsspecObjects:
                 self._file_system, root = fsspec.core.url_to_fs(
                     self.url, skip_instance_cache=True, **self._options
                 )
-            except (ImportError, ValueError) as error:
-                raise CheckpointError(f"{self.url} cannot hold checkpoints: {error}") from error
+            except OSError:
+                raise
+            except Exception as error:  # whatever a package makes of options that it does not know
+                said = redacted(error, self._options)
+                raise CheckpointError(f"{self.url} cannot hold checkpoints: {said}") from None
             self._root = root.rstrip("/")
             self._made_by = os.getpid()
         return self._file_system

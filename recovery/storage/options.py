@@ -11,7 +11,8 @@ variable NAME. The result is what fsspec's file systems take as ``storage_option
 and its children: a job that is on trial needs not be told of them.
 
 Guarantees: a secret in the clear is refused, so what was given may be printed and stored; a
-variable's value is looked up when the storage is opened and is in no message.
+variable's value is looked up when the storage is opened, is in no message, and shows as ``***`` in
+a traceback.
 
 Does not: read fsspec's own configuration; fsspec does, and what is given here comes before it.
 Torch-free; called by `open_storage`, the command line and the plugin.
@@ -27,16 +28,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import CheckpointError
+from .secret import Secret, has_secret, is_secret_name
 
 __all__ = ["offered", "offered_options", "parse_options", "resolved_options"]
 
 _ENVIRONMENT = "SEATRIAL_STORAGE_OPTIONS"
 _VARIABLE = "env:"
-_SECRET = re.compile(
-    r"secret|token|passw|credential|private|account_key|sas_|connection_string|api_?key|signature",
-    re.IGNORECASE,
-)
-_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+_IS_VARIABLE = re.compile(r"env:[A-Za-z_]\w*")
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, object]:
@@ -46,15 +44,18 @@ def parse_options(texts: Sequence[str]) -> dict[str, object]:
         CheckpointError: which text cannot be used, and why. It names no secret.
     """
     options: dict[str, object] = {}
-    for text in texts:
+    for number, text in enumerate(texts, 1):
         key, equals, value = text.partition("=")
         parts = key.split(".")
         if not equals or not all(part.isidentifier() for part in parts):
+            # Without the text, which may be a secret.
             raise CheckpointError(
-                f"{key!r} is not KEY=VALUE, such as endpoint_url=https://host or "
-                "client_kwargs.region_name=eu-west-1"
+                f"option {number} of {len(texts)} is not KEY=VALUE, such as "
+                "endpoint_url=https://host or client_kwargs.region_name=eu-west-1"
             )
-        read = value if any(map(_SECRET.search, parts)) else _read(value)
+        read = _read(value)
+        if any(map(is_secret_name, parts)) and not (read is None or isinstance(read, bool)):
+            read = value
         _refuse_secrets(key, parts, read)
         held = options
         for part in parts[:-1]:
@@ -82,9 +83,9 @@ def _refuse_secrets(key: str, path: Sequence[str], value: object) -> None:
     elif isinstance(value, list):
         for inner in value:
             _refuse_secrets(key, path, inner)
-    elif isinstance(value, str):
-        is_secret = any(map(_SECRET.search, path)) or _WITH_PASSWORD.search(value)
-        if is_secret and not value.startswith(_VARIABLE):
+    elif value is not None and not isinstance(value, bool):  # a number may be a secret, these not
+        is_secret = any(map(is_secret_name, path)) or has_secret(str(value))
+        if is_secret and not _IS_VARIABLE.fullmatch(str(value)):
             raise CheckpointError(
                 f"{key} is a secret, which others can read on a command line and in reports; put "
                 f"it into an environment variable and give {key}=env:NAME"
@@ -92,7 +93,7 @@ def _refuse_secrets(key: str, path: Sequence[str], value: object) -> None:
 
 
 def resolved_options(options: Mapping[str, object]) -> dict[str, object]:
-    """``options`` with the values of the variables that they name.
+    """``options`` with the values of the variables that they name, each as a `Secret`.
 
     Raises:
         CheckpointError: a variable is not set.
@@ -103,6 +104,8 @@ def resolved_options(options: Mapping[str, object]) -> dict[str, object]:
 def _resolved(key: str, value: object) -> Any:
     if isinstance(value, Mapping):
         return {name: _resolved(f"{key}.{name}", inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_resolved(key, inner) for inner in value]
     if isinstance(value, str) and value.startswith(_VARIABLE):
         name = value.removeprefix(_VARIABLE)
         if name not in os.environ:
@@ -110,7 +113,7 @@ def _resolved(key: str, value: object) -> Any:
                 f"the option {key} of the storage is the environment variable {name!r}, which is "
                 "not set"
             )
-        return os.environ[name]
+        return Secret(os.environ[name])
     return value
 
 

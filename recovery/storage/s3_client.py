@@ -24,6 +24,7 @@ from ..errors import CheckpointError, DamagedCheckpointError
 from ..probe import perform
 from .retry import REMOTE, RetryPolicy, retried
 from .s3_errors import as_os_error
+from .secret import redacted
 
 __all__ = ["S3Client"]
 
@@ -49,7 +50,7 @@ _OPERATIONS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 # Made by this process for these options: a client takes 0.2 s to make and keeps its connections.
-_file_systems: dict[str, Any] = {}
+_file_systems: dict[Any, Any] = {}
 
 
 def _forget_in_child() -> None:
@@ -200,7 +201,10 @@ class S3Client:
         file_system = self._file_system()
 
         async def request() -> Any:
-            await file_system.set_session()
+            try:
+                await file_system.set_session()
+            except (TypeError, ValueError) as error:  # botocore takes the options only here
+                raise self._refusal(error) from None
             client = await file_system.get_s3(self.bucket)
             response = await getattr(client, operation)(Bucket=self.bucket, **arguments)
             return response if body is None else await body(response)
@@ -215,13 +219,20 @@ class S3Client:
             raise translated from error
 
     def _file_system(self) -> Any:
-        key = repr(sorted(self._options.items()))
+        key = _identity(self._options)
         if key not in _file_systems:
             if not _file_systems:
                 atexit.unregister(_close_all)  # a parent's
                 atexit.register(_close_all)
-            _file_systems[key] = self._made()
+            try:
+                _file_systems[key] = self._made()
+            except (TypeError, ValueError) as error:
+                raise self._refusal(error) from None
         return _file_systems[key]
+
+    def _refusal(self, error: Exception) -> CheckpointError:
+        said = redacted(error, self._options)
+        return CheckpointError(f"{self.url} cannot be opened with these storage options: {said}")
 
     def _made(self) -> Any:
         from fsspec.config import apply_config
@@ -246,3 +257,12 @@ class S3Client:
             skip_instance_cache=True,
             use_listings_cache=False,
         )
+
+
+def _identity(value: object) -> object:
+    """What is equal for equal options, and does not show their secrets as their repr would."""
+    if isinstance(value, Mapping):
+        return "mapping", tuple(sorted((str(key), _identity(each)) for key, each in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(map(_identity, value))
+    return value if isinstance(value, str) else repr(value)

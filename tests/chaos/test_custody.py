@@ -296,3 +296,32 @@ def test_ranks_die_with_a_killed_custodian(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
         cast(IO[bytes], process.stderr).close()
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "environment"),
+    [
+        ("torchrun_agent", ["no plan", "1"], {}),
+        ("torchrun_worker", ["no plan"], {"SEATRIAL_AGENT": "1"}),
+    ],
+)
+def test_a_cold_process_whose_parent_was_gone_before_it_could_look_dies_at_once(
+    module: str, words: list[str], environment: dict[str, str]
+) -> None:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.run(
+        [sys.executable, "-m", f"seatrial.chaos.launch.{module}", *words],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (-signal.SIGKILL, b"")
+
+
+@pytest.mark.parametrize("module", ["torchrun_agent", "torchrun_worker"])
+def test_a_cold_process_asks_to_die_with_its_parent_before_it_imports_torch(module: str) -> None:
+    """Which takes seconds, in which nobody else would end it."""
+    program = f"import sys, seatrial.chaos.launch.{module}; sys.exit('torch' in sys.modules)"
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode == 0

@@ -16,6 +16,7 @@ import pytest
 from seatrial.chaos.errors import LaunchError, UsageError
 from seatrial.chaos.launch.launcher import HOSTS, METHODS, LocalLauncher
 from seatrial.chaos.launch.processes import descendants
+from seatrial.chaos.launch.torchrun_agent import parsed
 from seatrial.chaos.run import Run
 
 SuperviseProgram = Callable[..., Run]
@@ -71,6 +72,16 @@ def test_every_launcher_gives_ranks_the_same_contract_and_restarts_them(
             assert found["tmpdir"] == "tmp"
             assert (found["backend"], found["threads"]) == ("gloo", 1)
             assert found["drawn"] == recorded(forked, rank, "environment")["drawn"]
+
+
+def test_variables_of_another_torchrun_do_not_reach_ours_and_are_left_to_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PET_STANDALONE", "1")
+    monkeypatch.setenv("PET_NODE_RANK", "7")
+    read = parsed(["--nnodes=2", "--nproc-per-node=1", "program.py"])
+    assert (read.standalone, read.node_rank) == (False, 0)
+    assert os.environ["PET_NODE_RANK"] == "7"
 
 
 def test_each_rank_draws_its_own_random_numbers(supervise_program: SuperviseProgram) -> None:

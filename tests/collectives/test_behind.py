@@ -44,11 +44,11 @@ class Rank:
         self._name("call", index, **facts | ({"peer": peer} if peer >= 0 else {}))
         stream = (group, operation, peer) if peer >= 0 else (group, operation == "recv_any")
         self._counts[stream] = self._counts.get(stream, 0) + 1
-        slot = self.log.begin(1.0, group_index, index, self._counts[stream])
+        number = self.log.begin(1.0, group_index, index, self._counts[stream])
         if state == "waited":
-            self.log.is_waited_for(slot)
+            self.log.is_waited_for(number)
         elif state == "done":
-            self.log.is_done(slot, 0.1)
+            self.log.is_done(number, 0.1)
 
     def done(self, *groups: str) -> None:
         for group in groups:

@@ -25,7 +25,7 @@ def named(path: Path, capacity: int = 8) -> CallLog:
 
 def test_a_call_is_there_from_its_beginning(path: Path) -> None:
     log = named(path)
-    slot = log.begin(2.5, 0, 5, 7)
+    number = log.begin(2.5, 0, 5, 7)
     (call,) = read_calls(path)
     assert (call.number, call.t, call.sequence, call.state) == (1, 2.5, 7, UNDER_WAY)
     assert (call.group, call.ranks, call.operation, call.size_bytes) == (
@@ -35,7 +35,7 @@ def test_a_call_is_there_from_its_beginning(path: Path) -> None:
         16,
     )
     assert read_calls(path)[0].seconds is None
-    log.is_done(slot, 0.25)
+    log.is_done(number, 0.25)
     assert read_calls(path)[0].state == DONE
     assert read_calls(path)[0].seconds == 0.25
     log.close()
@@ -46,6 +46,17 @@ def test_the_newest_calls_are_kept_in_order(path: Path) -> None:
     for sequence in range(1, 21):
         log.begin(float(sequence), 0, 5, sequence)
     assert [call.sequence for call in read_calls(path)] == list(range(13, 21))
+    log.close()
+
+
+def test_the_outcome_of_a_call_that_is_kept_no_more_is_not_taken_for_another_s(path: Path) -> None:
+    log = named(path)
+    old, *_, newest = [log.begin(float(n), 0, 5, n) for n in range(1, 10)]
+    for wait in (log.is_waited_for, lambda number: log.is_done(number, 1.0)):
+        wait(old)
+        assert {call.state for call in read_calls(path)} == {UNDER_WAY}
+    log.is_waited_for(newest)
+    assert [call.sequence for call in read_calls(path) if call.is_waited_for] == [9]
     log.close()
 
 

@@ -133,6 +133,13 @@ def test_a_fault_whose_effect_the_switch_saw_was_exercised(
         (PARTITION, [CUT, QUIET], "hung", None, "nothing was sent over that link"),
         (PARTITION, [CUT, QUIET, HEALED], "completed", None, "nothing was sent over that link"),
         (PARTITION, [CUT, KEPT], "completed", None, "the attempt completed all the same"),
+        (
+            PARTITION,
+            [CUT, KEPT, seen(failed="no tc")],
+            "hung",
+            None,
+            "could not mend the link (no tc",
+        ),
         (PARTITION, [KEPT | {"fault": 1}], "hung", None, "the switch between the hosts was not"),
         ("throttle node=1 at=data", [seen(did="held back", times=0)], "completed", None, "to wait"),
         ("reset node=1 at=data", [seen(did="reset", gone=[])], "failed", 1, "no connection"),

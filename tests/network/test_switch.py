@@ -18,6 +18,7 @@ from seatrial.chaos.errors import LaunchError
 from seatrial.chaos.launch.processes import descendants
 from seatrial.chaos.network.control import ask
 from seatrial.chaos.network.layout import HOSTS_MAX, RENDEZVOUS_PORT, address
+from seatrial.chaos.network.namespaces import program
 from seatrial.chaos.trace import Record
 
 from .conftest import Network
@@ -40,6 +41,16 @@ def told(seen: list[Record], kind: str, **facts: object) -> Record:
     """The only record of a kind with these facts."""
     (record,) = [r for r in seen if r["kind"] == kind and facts.items() <= r.items()]
     return record
+
+
+def receive(receiver: socket.socket, size_bytes: int) -> None:
+    """Wait for that much; fails if nothing comes for long."""
+    while size_bytes > 0:
+        size_bytes -= len(receiver.recv(size_bytes))
+
+
+def held_back(network: Network) -> int:
+    return int(str([record["times"] for record in network.ask("look") if "times" in record][-1]))
 
 
 def test_addresses_have_the_order_in_which_torchrun_numbers_hosts() -> None:
@@ -136,11 +147,32 @@ def test_a_slow_link_holds_back_what_is_more_than_its_rate_and_loses_nothing(
     network.ask("throttle", rate=100_000.0)
     assert told(network.ask("look"), "network", did="held back")["times"] == 0
     near.sendall(b"x" * 30_000)
-    received = 0
-    while received < 30_000:
-        received += len(far.recv(1 << 16))
-    counted = [record["times"] for record in network.ask("look") if "times" in record]
-    assert int(str(counted[-1])) > 0
+    receive(far, 30_000)
+    assert held_back(network) > 0
+
+
+def test_torchrun_s_own_rendezvous_is_not_held_back_by_a_slow_link_and_the_job_is(
+    network: Network,
+) -> None:
+    near, far = network.connect(1, 0, port=RENDEZVOUS_PORT)
+    network.ask("throttle", rate=20_000.0)
+    for sender, receiver in ((near, far), (far, near)):
+        sender.sendall(b"x" * 100_000)  # five seconds of the slow queue
+        receive(receiver, 100_000)
+    assert held_back(network) == 0
+    near, far = network.connect(1, 0)
+    near.sendall(b"x" * 10_000)
+    receive(far, 10_000)
+    assert held_back(network) > 0
+
+
+def test_a_slow_link_may_become_slower(network: Network) -> None:
+    near, far = network.connect(0, 1)
+    network.ask("throttle", rate=1_000_000_000.0)
+    network.ask("throttle", rate=100_000.0)
+    near.sendall(b"x" * 10_000)
+    receive(far, 10_000)
+    assert held_back(network) > 0
 
 
 def test_a_reset_breaks_both_ends_of_the_host_s_connections_and_no_others(
@@ -200,6 +232,31 @@ def test_what_the_switch_cannot_do_is_an_error_and_it_goes_on(network: Network) 
 def test_there_is_no_switch_where_there_are_no_hosts(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         ask(tmp_path, do="look")
+
+
+@pytest.mark.usefixtures("available")
+def test_a_link_that_cannot_be_mended_is_told_and_the_switch_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    tc = programs / "tc"
+    case = '*"qdisc del"*) echo "not today" >&2; exit 2;;'
+    tc.write_text(f'#!/bin/sh\ncase "$*" in {case} esac\nexec "{program("tc")}" "$@"\n')
+    tc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    network = Network(tmp_path)
+    try:
+        network.ask("partition", way="out", heal=0.01)
+        network.ask("partition", fault=1, host=2, heal=0.05)
+        deadline = time.monotonic() + 60
+        while not [r for r in network.ask("look") if r.get("did") == "heal"]:
+            assert time.monotonic() < deadline
+        seen = network.seen()
+        assert [r["fault"] for r in seen if "not today" in str(r.get("failed"))] == [0]
+        assert told(seen, "network", did="heal")["fault"] == 1
+    finally:
+        network.close()
 
 
 @pytest.mark.usefixtures("available")

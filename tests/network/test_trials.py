@@ -88,7 +88,8 @@ def require_that_the_crash_took_rank_and_agent_of_the_host(trial: Trial) -> None
     attempt = trial.run.attempts[1]
     assert (attempt.culprit, attempt.exits[1]) == (1, -signal.SIGKILL)
     agent, rank = cast(list[str], saw(trial, 2, "crash")["killed"])
-    assert ("launch.worker" in agent, "launch.worker" in rank) == (False, True)
+    worker = "launch.torchrun_worker"
+    assert (worker in agent, worker in rank) == (False, True)
 
 
 def require_that_the_hang_names_the_host(trial: Trial) -> None:

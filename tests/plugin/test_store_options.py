@@ -59,6 +59,8 @@ def test_ranks_reach_the_store_and_the_replay_line_has_the_options_without_the_s
         ),
         (["--chaos-store-option=key=a"], "is for a URL: give one with --chaos-store"),
         (["--chaos-certify=s3://b/run", "--chaos-store-option=secret=horse"], "secret is a secret"),
+        (["--chaos-store=ftp://me:horse@host/x"], "--chaos-store: the URL has a secret in it"),
+        (["--chaos-certify=ftp://me:horse@host/x"], "--chaos-certify: the URL has a secret in it"),
         (
             [f"--chaos-store=s3://{BUCKET}/options", "--chaos-store-option=secret=env:NOT_SET"],
             "'NOT_SET', which is not set",

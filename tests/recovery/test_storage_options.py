@@ -18,6 +18,7 @@ from seatrial.recovery.storage.options import (
     resolved_options,
 )
 from seatrial.recovery.storage.s3 import S3Objects
+from seatrial.recovery.storage.secret import Secret
 
 from .places import Place
 
@@ -56,6 +57,19 @@ def test_words_become_what_fsspec_takes() -> None:
         "account_key=correct-horse",
         "endpoint_url=https://me:correct-horse@host",
         "connection_string=Key=correct-horse",
+        "client_kwargs.headers.Authorization=Bearer correct-horse",
+        "s3_additional_kwargs.SSECustomerKey=correct-horse",
+        "access_key=correct-horse",
+        "passphrase=correct-horse",
+        "pwd=correct-horse",
+        "cookie=correct-horse",
+        'client_kwargs={"auth": ["user", "correct-horse"]}',
+        'client_kwargs={"password": 12345}',
+        "endpoint_url=https://correct-horse@host",
+        "endpoint_url=https://host/?sv=1&sig=correct-horse",
+        "endpoint_url=https://host/?X-Amz-Signature=correct-horse",
+        "proxies=http://correct-horse@proxy:3128",
+        "secret=env:correct-horse",
     ],
 )
 def test_a_secret_in_the_clear_is_refused_and_not_repeated(text: str) -> None:
@@ -63,6 +77,29 @@ def test_a_secret_in_the_clear_is_refused_and_not_repeated(text: str) -> None:
         parse_options([text])
     assert "correct-horse" not in str(caught.value)
     assert "12345" not in str(caught.value)
+
+
+def test_names_and_urls_that_are_like_those_of_secrets_are_taken() -> None:
+    texts = [
+        "key=a",
+        "aws_access_key_id=a",
+        "config_kwargs.signature_version=s3v4",
+        "author=me",
+        "use_oauth=false",
+        'client_kwargs={"auth": null}',
+        "endpoint_url=https://host:9000/a@b",
+        "other=sftp://user@host/a",
+    ]
+    assert len(parse_options(texts)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    "text", ["secret:correct-horse", "correct-horse", "https://me:correct-horse@host/?a=b"]
+)
+def test_what_is_no_option_is_not_repeated_for_it_may_be_a_secret(text: str) -> None:
+    with pytest.raises(CheckpointError, match="option 2 of 2 is not KEY=VALUE") as caught:
+        parse_options(["key=a", text])
+    assert "horse" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +121,68 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(texts: list[str], said: 
 def test_a_variable_is_looked_up_at_any_depth_when_it_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = parse_options(["secret=env:OURS", "client_kwargs.region_name=env:REGION"])
+    options = parse_options(
+        [
+            "secret=env:OURS",
+            "client_kwargs.region_name=env:REGION",
+            'client_kwargs.x=["env:OURS", {"y": ["env:OURS"]}]',
+        ]
+    )
     monkeypatch.setenv("OURS", "correct-horse")
     with pytest.raises(CheckpointError, match=r"client_kwargs\.region_name .*'REGION'.*not set"):
         resolved_options(options)
     monkeypatch.setenv("REGION", "here")
-    expected = {"secret": "correct-horse", "client_kwargs": {"region_name": "here"}}
-    assert resolved_options(options) == expected
+    horse = "correct-horse"
+    inner = {"region_name": "here", "x": [horse, {"y": [horse]}]}
+    assert resolved_options(options) == {"secret": horse, "client_kwargs": inner}
+
+
+def test_the_value_of_a_variable_is_not_shown_in_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OURS", "correct-horse")
+    options = resolved_options(parse_options(["secret=env:OURS", 'x=["env:OURS"]']))
+    assert "horse" not in repr(options)
+    assert f"{options['secret']}" == "correct-horse"
+
+
+class _Strict(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    protocol = "strict"
+
+    def __init__(self, secret: str, **others: object) -> None:
+        raise TypeError(f"unexpected keyword argument 'bogus' for {secret}")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "strict://run"])
+def test_options_that_a_file_system_does_not_know_are_one_sentence_without_secrets(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("strict", _Strict, clobber=True)
+    monkeypatch.setenv("OURS", "correct-horse")
+    texts = ["key=a", "secret=env:OURS", "client_kwargs.bogus=1"]
+    with pytest.raises(CheckpointError, match="unexpected keyword argument 'bogus'") as caught:
+        open_storage(url, options=resolved_options(parse_options(texts))).prove()
+    assert "horse" not in str(caught.getrepr(style="short", showlocals=True, chain=True))
+
+
+def test_what_a_file_system_says_of_its_options_is_told_without_their_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OURS", "http//correct-horse")
+    options = resolved_options(parse_options(["endpoint_url=env:OURS", "key=a", "secret=env:OURS"]))
+    with pytest.raises(CheckpointError, match=r"Invalid endpoint: \*\*\*"):
+        open_storage("s3://bucket/run", options=options).prove()
+
+
+def test_clients_with_other_secrets_are_not_shared() -> None:
+    def made(secret: str) -> Any:
+        storage = open_storage("s3://bucket/run", options={"key": "a", "secret": Secret(secret)})
+        assert isinstance(storage, ObjectStorage)
+        assert isinstance(storage.objects, S3Objects)
+        return storage.objects.client._file_system()
+
+    assert made("one") is made("one")
+    assert made("one") is not made("two")
 
 
 def test_options_are_offered_to_stores_below_one_url_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,5 +248,10 @@ def test_the_command_takes_options_and_no_secret(
     refused = capsys.readouterr()
     assert "secret is a secret" in refused.err
     assert "horse" not in refused.err + refused.out
+    for url in ("ftp://me:horse@host/x", "s3://b/x?token=horse", "https://horse@host/x"):
+        assert command.main(["list", url]) == 2
+        refused = capsys.readouterr()
+        assert "the URL has a secret in it" in refused.err
+        assert "horse" not in refused.err + refused.out
     assert command.main(["list", "directory", "--option", "key=a"]) == 2
     assert "--option is for URLs" in capsys.readouterr().err

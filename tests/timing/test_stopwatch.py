@@ -78,6 +78,21 @@ def test_time_belongs_to_its_phase_and_the_rest_to_none(rank: Rank) -> None:
     }
 
 
+def test_a_save_within_a_step_belongs_to_no_phase_and_the_step_is_recorded(rank: Rank) -> None:
+    for step in (1, 2, 3):
+        with around("step", step=step):
+            rank.clock.computes(1)
+            if step == 2:
+                with around("checkpoint", step=step):
+                    rank.clock.sleeps(8)
+            with around("forward"):
+                rank.clock.computes(2)
+    probe("exit", "before")
+    plain = {"outside": (1, 1, 0, 0, 0), "forward": (2, 2, 0, 0, 0)}
+    saved = plain | {"checkpoint": (8, 0, 0, 0, 0)}
+    assert rank.spans() == {1: plain, 2: saved, 3: plain}
+
+
 def test_time_belongs_to_the_inner_of_two_phases(rank: Rank) -> None:
     with around("step", step=1), around("backward"):
         rank.clock.computes(1)
