@@ -132,11 +132,12 @@ def _before_it_began(records: list[Record], t: float) -> Iterator[Record]:
 
 
 def _failed_after(case: Case, attempt: Attempt, rank: int, met: Record) -> bool:
-    """Whether the rank raised an error next: it completed no step in between."""
+    """Whether the rank raised an error next: it neither began, nor completed a step or a save, in
+    between."""
     for record in case.run.trace(attempt.number, rank):
         if float(str(record["t"])) > float(str(met["t"])):
             if record["kind"] == "error":
                 return True
-            if record["kind"] == "step":
+            if record["kind"] in ("began", "step", "published"):
                 return False
     return False

@@ -33,9 +33,11 @@ def alterations(case: Case, strike: Strike) -> list[Record]:
 
 
 def was_noticed(case: Case, strike: Strike) -> bool:
-    """Whether a rank of the same attempt failed with an error that names what was changed, or when
-    it had read it."""
-    if failed_of_it(case, strike):
+    """Whether a rank of the same attempt failed with an error that names what was changed.
+
+    Where a job stores by itself it need not say so: it is enough that it had read it.
+    """
+    if case.run.stores_itself and failed_of_it(case, strike):
         return True
     files = {
         name

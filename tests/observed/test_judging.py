@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disk_evidence import CORRUPT, FILE, KILL, KILLED, DiskEvidence
 from evidence import Evidence
 
 from seatrial.chaos.errors import UsageError
-from seatrial.chaos.launch.plan import trace_file
 from seatrial.chaos.own_checkpoints import state_of
 from seatrial.chaos.powerloss import check_kind
-from seatrial.chaos.trace import TraceWriter, disk_trace
 from seatrial.chaos.verdict import Verdict
-
-KILL = "kill rank=1 at=step:5/data"
-KILLED = {0: 1, 1: -signal.SIGKILL}
-FILE = "/disk/store/ckpt-4/rank-1"
-CORRUPT = "corrupt rank=1 at=step:4/storage/write"
-
-
-class DiskEvidence(Evidence):
-    """A run whose job saves by its own code, on a disk that observes."""
-
-    def saw(self, rank: int, attempt: int, kind: str, **fields: object) -> None:
-        trace = TraceWriter(disk_trace(trace_file(self.directory, attempt, rank)))
-        trace.record(kind, **{"t": 10.0 * attempt - 2, "via": "disk", **fields})  # type: ignore[arg-type]
-        trace.close()
-
-    def is_the_jobs(self) -> None:
-        """The last attempt's checkpoints are the job's own."""
-        store = replace(self.attempts[-1].store, own=True)
-        self.attempts[-1] = replace(self.attempts[-1], store=store)
 
 
 @pytest.fixture
