@@ -18,7 +18,7 @@ from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
 from .network.evidence import no_effect
-from .own_checkpoints import made_no_difference
+from .own_checkpoints import failed_of_it, why_it_proves_nothing
 from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
@@ -130,13 +130,12 @@ def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator
             f"the fault '{fault}' struck {shown[0].event}, but neither did a restore meet what it "
             "changed, nor did an error name the file"
         )
-    elif shown and case.run.stores_itself:
-        quiet = [each for each in shown if not was_noticed(case, each)]
-        if len(quiet) == len(shown) and all(made_no_difference(case, each) for each in shown):
+    elif shown and case.run.stores_itself and not any(was_noticed(case, each) for each in shown):
+        doubts = [why_it_proves_nothing(case, each) for each in shown]
+        if all(doubts):
             yield (
                 f"the fault '{fault}' struck {shown[0].event}, and a rank read what it had "
-                "changed, but the state is right all the same: those bytes do not matter, or the "
-                "job has them elsewhere"
+                f"changed, but {doubts[0]}"
             )
 
 
@@ -151,7 +150,10 @@ def ended_by_operation(case: Case, strike: Strike) -> bool:
     if strike.action == "fail":
         # The job may have wrapped the error; its own errors of files say nothing.
         return was_noticed(case, strike) or was_told(case, strike)
-    return strike.action in LIES and was_noticed(case, strike)
+    if strike.action not in LIES:
+        return False
+    may_be = case.run.stores_itself and failed_of_it(case, strike, alone=False)
+    return may_be or was_noticed(case, strike)
 
 
 def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:

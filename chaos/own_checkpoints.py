@@ -18,6 +18,7 @@ from pathlib import Path
 
 from .beginnings import beginning_differs
 from .case import Case, Finding, Verdict
+from .consequences import failed_of, fell_back, may_have_failed_of, met_by_all, time_of
 from .ledger import Strike
 from .run import Attempt, StoreState
 from .trace import Record, read_trace
@@ -51,25 +52,27 @@ def was_read(case: Case, strike: Strike) -> bool:
     return any(True for _ in _readers(case, strike.fault, since=strike.attempt))
 
 
-def failed_of_it(case: Case, strike: Strike) -> bool:
-    """Whether a rank failed in the attempt of the strike when it had read what was changed."""
+def failed_of_it(case: Case, strike: Strike, *, alone: bool) -> bool:
+    """Whether the attempt of the strike failed of what was changed and had been read.
+
+    ``alone``: and no other fault may have been the cause.
+    """
     attempt = case.run.attempts[strike.attempt - 1]
+    failed = failed_of if alone else may_have_failed_of
     return any(
-        _failed_after(case, attempt, rank, record)
-        for rank in range(case.run.ranks_of(attempt.number))
-        for record in _met(case, attempt.number, rank)
+        failed(case, attempt, rank, record)
+        for rank, record in met_by_all(case, attempt)
         if record["fault"] == strike.fault
     )
 
 
 def refused(case: Case, attempt: Attempt) -> bool:
-    """Whether a rank of a restart failed when it had read what a fault had changed before."""
+    """Whether a restart may have failed of what a fault had changed before."""
     if not case.run.stores_itself or case.trajectory.beginning(attempt.number) is not None:
         return False
     return any(
-        _failed_after(case, attempt, rank, record)
-        for rank in range(case.run.ranks_of(attempt.number))
-        for record in _met(case, attempt.number, rank)
+        may_have_failed_of(case, attempt, rank, record)
+        for rank, record in met_by_all(case, attempt)
     )
 
 
@@ -81,8 +84,8 @@ def corruption_accepted(case: Case) -> Iterator[Finding]:
             continue
         read = [
             (rank, record)
-            for rank in range(case.run.ranks_of(attempt.number))
-            for record in _before_it_began(_met(case, attempt.number, rank), beginning.t)
+            for rank, record in met_by_all(case, attempt)
+            if time_of(record) < beginning.t
         ]
         wrong = beginning_differs(case, beginning) if read else None
         if wrong is not None:
@@ -98,46 +101,37 @@ def corruption_accepted(case: Case) -> Iterator[Finding]:
             )
 
 
-def made_no_difference(case: Case, strike: Strike) -> bool:
-    """Whether whoever read what was changed went on from the same step with the right state."""
-    for attempt, _, record in _readers(case, strike.fault, since=strike.attempt):
+def why_it_proves_nothing(case: Case, strike: Strike) -> str | None:
+    """Why it proves nothing that somebody read what was changed; None if it does prove something.
+
+    It does if the attempt failed of it, began with a wrong state, or fell back because of it.
+    """
+    doubts = []
+    for attempt, rank, record in _readers(case, strike.fault, since=strike.attempt):
         beginning = case.trajectory.beginning(attempt.number)
-        if beginning is None or beginning.restored is None:
-            return False  # it failed, or started anew
-        if beginning_differs(case, beginning) is not None:
-            return False
-        step = record.get("step")
-        if isinstance(step, int) and beginning.restored < step:
-            return False  # it fell back
-    return True
+        if beginning is None:
+            if failed_of(case, attempt, rank, record):
+                return None
+            doubts.append(
+                f"attempt {attempt.number} ended of something else, as far as can be told, before "
+                "it showed what became of that"
+            )
+        elif beginning_differs(case, beginning) is not None or fell_back(beginning, record):
+            return None
+    return (
+        doubts[0]
+        if doubts
+        else "the state is right all the same: those bytes do not matter, or the job has them "
+        "elsewhere"
+    )
 
 
 def _readers(case: Case, fault: int, *, since: int) -> Iterator[tuple[Attempt, int, Record]]:
+    """Who read in an attempt, before it began, what a fault had changed."""
     for attempt in case.run.attempts[since - 1 :]:
         beginning = case.trajectory.beginning(attempt.number)
         until = attempt.ended_t if beginning is None else beginning.t
         is_first = attempt.number == 1 and beginning is not None
-        for rank in range(case.run.ranks_of(attempt.number)) if not is_first else ():
-            for record in _before_it_began(_met(case, attempt.number, rank), until):
-                if record["fault"] == fault:
-                    yield attempt, rank, record
-
-
-def _met(case: Case, attempt: int, rank: int) -> list[Record]:
-    return [record for record in case.run.trace(attempt, rank) if record["kind"] == "met"]
-
-
-def _before_it_began(records: list[Record], t: float) -> Iterator[Record]:
-    return (record for record in records if float(str(record["t"])) < t)
-
-
-def _failed_after(case: Case, attempt: Attempt, rank: int, met: Record) -> bool:
-    """Whether the rank raised an error next: it neither began, nor completed a step or a save, in
-    between."""
-    for record in case.run.trace(attempt.number, rank):
-        if float(str(record["t"])) > float(str(met["t"])):
-            if record["kind"] == "error":
-                return True
-            if record["kind"] in ("began", "step", "published"):
-                return False
-    return False
+        for rank, record in met_by_all(case, attempt) if not is_first else ():
+            if record["fault"] == fault and time_of(record) < until:
+                yield attempt, rank, record

@@ -37,7 +37,7 @@ def was_noticed(case: Case, strike: Strike) -> bool:
 
     Where a job stores by itself it need not say so: it is enough that it had read it.
     """
-    if case.run.stores_itself and failed_of_it(case, strike):
+    if case.run.stores_itself and failed_of_it(case, strike, alone=True):
         return True
     files = {
         name

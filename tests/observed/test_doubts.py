@@ -6,12 +6,13 @@ explains all that is seen. Does not: run a job; see `test_trials.py`.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_evidence import FILE, KILL, KILLED, DiskEvidence
-from evidence import Evidence
+from disk_evidence import CORRUPT, FILE, KILL, KILLED, DiskEvidence
+from evidence import Evidence, state
 
 from seatrial.chaos.verdict import Verdict
 
@@ -62,3 +63,113 @@ def test_an_error_long_after_the_reading_is_not_of_it(
     run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
     judgement = run.judged(reference, f"{KILL}; {MISREAD}")
     assert judgement.verdict is not Verdict.RECOVERED, judgement.reason
+
+
+def began(run: DiskEvidence, rank: int, attempt: int, *, wrong: str = "") -> None:
+    """One rank alone began from step 4."""
+    facts = {"restored": 4, "source": 1, "damaged": [], "notes": [], "samples_per_epoch": None}
+    found = state(rank, 4, [wrong] if wrong else ())
+    run.record(rank, attempt, "began", t=16.5, **facts, fingerprint=found)
+
+
+def finished(run: DiskEvidence, *, restored: int = 4) -> None:
+    run.attempt(range(restored + 1, 7), restored=restored, source=1, published=(6,), valid=(4, 6))
+    run.is_the_jobs()
+
+
+def test_an_attempt_that_another_fault_ended_shows_nothing_of_what_a_rank_accepted(
+    reference: Evidence, run: DiskEvidence
+) -> None:
+    second = "kill rank=0 at=restore attempt=2"
+    run.strike(KILL, fault=0)
+    killed(run)
+    misread(run)
+    began(run, 1, 2, wrong="model")
+    run.strike(second, fault=2, attempt=2, rank=0, t=17.0)
+    run.attempt((), silent=(0, 1), valid=(2, 4), **FAILED | {"exits": {0: -signal.SIGKILL, 1: 1}})
+    run.fail(rank=1, attempt=2, error="RuntimeError", t=17.5, message="connection closed by peer")
+    run.is_the_jobs()
+    finished(run)
+    judgement = run.judged(reference, f"{KILL}; {MISREAD}; {second}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED, judgement.reason
+    assert "attempt 2 ended of something else" in judgement.reason
+
+
+@pytest.mark.parametrize("is_struck", [True, False])
+def test_an_error_counts_for_a_reading_only_if_no_other_fault_explains_it(
+    reference: Evidence, run: DiskEvidence, is_struck: bool
+) -> None:
+    second = "kill rank=0 at=restore attempt=2"
+    run.strike(KILL, fault=0)
+    killed(run)
+    misread(run)
+    if is_struck:
+        run.strike(second, fault=2, attempt=2, rank=0, t=15.5)
+    exits = {0: -signal.SIGKILL if is_struck else 1, 1: 1}
+    run.attempt((), silent=(0, 1), valid=(2, 4), **FAILED | {"exits": exits})
+    run.fail(rank=1, attempt=2, error="RuntimeError", t=17.5, message="something")
+    run.is_the_jobs()
+    finished(run)
+    judgement = run.judged(reference, f"{KILL}; {MISREAD}{f'; {second}' * is_struck}")
+    expected = Verdict.NOT_EXERCISED if is_struck else Verdict.RECOVERED
+    assert judgement.verdict is expected, judgement.reason
+
+
+def corrupted(run: DiskEvidence, *attempts: int) -> None:
+    """A write of rank 1 in step 4 was corrupted; it reads it in those attempts."""
+    run.strike(CORRUPT, fault=0, step=4, event="storage/write", t=8.0)
+    facts = {"fault": 0, "event": "storage/write", "file": FILE, "change": "bit 0 flipped"}
+    run.saw(1, 1, "operation", t=8.0, **facts, changed=True)
+    run.saw(1, 1, "damage", t=8.0, **facts, step=4)
+    for attempt in attempts:
+        run.saw(1, attempt, "met", fault=0, file=FILE, step=4)
+
+
+@pytest.mark.parametrize(
+    ("failing", "began_before", "reads_again", "verdict"),
+    [
+        (1, None, False, Verdict.RECOVERED),
+        (0, None, False, Verdict.RECOVERED),  # on behalf of rank 1
+        (0, 0, False, Verdict.UNRECOVERABLE),
+        (0, 1, False, Verdict.UNRECOVERABLE),
+        (1, None, True, Verdict.NOT_EXERCISED),  # so it was not that
+    ],
+)
+def test_a_restart_that_failed_is_explained_by_what_was_read_if_nobody_accepted_it(
+    reference: Evidence, run: DiskEvidence, failing: int, began_before: int | None,
+    reads_again: bool, verdict: Verdict,
+) -> None:  # fmt: skip
+    run.strike(KILL, fault=1)
+    corrupted(run, 2, *((3,) if reads_again else ()))
+    killed(run, valid=(2,))
+    if began_before is not None:
+        # Two attempts tell what is wrong with the bytes; this one failed of something else.
+        began(run, began_before, 2, wrong="model" if began_before == 1 else "")
+    run.attempt((), silent=(0, 1), valid=(2,), **FAILED)
+    run.fail(rank=failing, attempt=2, error="ValueError", t=19.0, message="x")
+    run.is_the_jobs()
+    finished(run, restored=4 if reads_again else 2)
+    if not reads_again:
+        run.saw(1, 3, "met", fault=0, file=FILE, step=4)
+    judgement = run.judged(reference, f"{CORRUPT}; {KILL}")
+    assert judgement.verdict is verdict, judgement.reason
+
+
+def test_of_two_damages_that_were_read_neither_is_known_to_be_why_it_failed(
+    reference: Evidence, run: DiskEvidence
+) -> None:
+    other = "corrupt rank=0 at=step:4/storage/write"
+    run.strike(KILL, fault=1)
+    corrupted(run, 2, 3)
+    run.strike(other, fault=2, rank=0, step=4, event="storage/write", t=8.0)
+    facts = {"fault": 2, "event": "storage/write", "file": "/disk/store/ckpt-4/sum-0"}
+    run.saw(0, 1, "operation", t=8.0, **facts, change="x", changed=True)
+    run.saw(0, 1, "damage", t=8.0, **facts, change="x", step=4)
+    run.saw(0, 2, "met", fault=2, file=facts["file"], step=4)
+    killed(run, valid=(2,))
+    run.attempt((), silent=(0, 1), valid=(2,), **FAILED)
+    run.fail(rank=0, attempt=2, error="ValueError", t=19.0, message="x")
+    run.is_the_jobs()
+    finished(run, restored=2)
+    judgement = run.judged(reference, f"{CORRUPT}; {KILL}; {other}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED, judgement.reason
