@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .actions import LIES
 from .beginnings import beginning_differs
 from .case import Case
+from .ledger import Strike
 from .run import Attempt
 from .trace import Record
 from .trajectory import Beginning
@@ -30,9 +32,45 @@ def time_of(record: Record) -> float:
 
 
 def fell_back(beginning: Beginning, met: Record) -> bool:
-    """Whether an attempt started anew, or from an older step than that of what was read."""
+    """Whether an attempt started anew, or from an older step than that of what was read.
+
+    What is no part of a checkpoint has no step; nobody goes back because of it.
+    """
     step = met.get("step")
-    return beginning.restored is None or (isinstance(step, int) and beginning.restored < step)
+    return isinstance(step, int) and (beginning.restored or 0) < step
+
+
+def why_it_may_have_gone_back(case: Case, beginning: Beginning, met: Record) -> str | None:
+    """What else may be why an attempt fell back from the step of what was read; None if nothing."""
+    step, fault, attempt = int(str(met["step"])), met["fault"], beginning.attempt
+    saved = [n for n in range(1, attempt) if step in case.trajectory.published[n]]
+    since = max(saved, default=attempt)
+    if not saved or any(case.trajectory.reached[n] >= step for n in range(since + 1, attempt)):
+        return f"the checkpoint of step {step} was not whole"
+    if any(case.run.attempts[n - 1].store.lost for n in range(since, attempt)):
+        return "the disk had lost power"
+    before = [strike for strike in case.run.strikes() if strike.t < beginning.t]
+    for strike in before:
+        if strike.fault != fault and _concerns(case, strike, step, range(since, attempt + 1)):
+            return f"the fault '{case.schedule.faults[strike.fault]}' struck there as well"
+    return None
+
+
+def _concerns(case: Case, strike: Strike, step: int, attempts: range) -> bool:
+    """Whether a fault of the storage may have taken the checkpoint of a step, or the sight of it
+    from the last of the attempts."""
+    if strike.attempt not in attempts or strike.action not in {*LIES, "fail"}:
+        return False
+    damaged = {
+        record["step"]
+        for _, _, trace in case.run.traces()
+        for record in trace
+        if record["kind"] == "damage" and record["fault"] == strike.fault
+    }
+    is_once = case.schedule.faults[strike.fault].times == 1
+    if strike.attempt == attempts[-1]:
+        return True
+    return step in damaged or (not damaged and not (is_once and strike.step not in (None, step)))
 
 
 def may_have_failed_of(case: Case, attempt: Attempt, reader: int, met: Record) -> bool:

@@ -18,10 +18,18 @@ from pathlib import Path
 
 from .beginnings import beginning_differs
 from .case import Case, Finding, Verdict
-from .consequences import failed_of, fell_back, may_have_failed_of, met_by_all, time_of
+from .consequences import (
+    failed_of,
+    fell_back,
+    may_have_failed_of,
+    met_by_all,
+    time_of,
+    why_it_may_have_gone_back,
+)
 from .ledger import Strike
 from .run import Attempt, StoreState
 from .trace import Record, read_trace
+from .trajectory import Beginning
 
 _TRACE = re.compile(r"attempt(\d+)-rank(\d+)\.")
 
@@ -116,14 +124,26 @@ def why_it_proves_nothing(case: Case, strike: Strike) -> str | None:
                 f"attempt {attempt.number} ended of something else, as far as can be told, before "
                 "it showed what became of that"
             )
-        elif beginning_differs(case, beginning) is not None or fell_back(beginning, record):
+        elif beginning_differs(case, beginning) is not None:
             return None
+        elif fell_back(beginning, record):
+            other = why_it_may_have_gone_back(case, beginning, record)
+            if other is None:
+                return None
+            doubts.append(
+                f"that attempt {attempt.number} went back to {_where(beginning)} proves nothing: "
+                f"{other}"
+            )
     return (
         doubts[0]
         if doubts
         else "the state is right all the same: those bytes do not matter, or the job has them "
         "elsewhere"
     )
+
+
+def _where(beginning: Beginning) -> str:
+    return "the start" if beginning.restored is None else f"step {beginning.restored}"
 
 
 def _readers(case: Case, fault: int, *, since: int) -> Iterator[tuple[Attempt, int, Record]]:

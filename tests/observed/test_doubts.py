@@ -173,3 +173,49 @@ def test_of_two_damages_that_were_read_neither_is_known_to_be_why_it_failed(
     finished(run, restored=2)
     judgement = run.judged(reference, f"{CORRUPT}; {KILL}; {other}")
     assert judgement.verdict is Verdict.NOT_EXERCISED, judgement.reason
+
+
+CORRUPT_TOO = "corrupt rank=0 at=step:4/storage/write"
+LOSE = "lose rank=0 at=step:4/storage/rename"
+FULL = "fail rank=0 at=step:6/storage/write"
+UNREADABLE = "fail rank=0 at=storage/stat attempt=2"
+
+
+@pytest.mark.parametrize(
+    ("second", "different", "says"),
+    [
+        ("", {}, ""),
+        ("", {"published": (2,)}, "the checkpoint of step 4 was not whole"),
+        (CORRUPT_TOO, {}, CORRUPT_TOO),
+        (LOSE, {}, LOSE),
+        (UNREADABLE, {}, UNREADABLE),
+        (FULL, {}, ""),  # of another checkpoint
+    ],
+)
+def test_a_restart_that_fell_back_proves_something_only_if_nothing_else_explains_it(
+    reference: Evidence, run: DiskEvidence, second: str, different: dict[str, Any], says: str
+) -> None:
+    run.strike(KILL, fault=1)
+    corrupted(run, 2)
+    if second:
+        event, attempt = second.split("at=")[1].split()[0].rpartition("/storage/")[2], 1
+        if second == UNREADABLE:
+            event, attempt = "stat", 2
+        facts = {"fault": 2, "event": f"storage/{event}", "file": "/disk/store/ckpt-4/rank-0"}
+        step, t = (6, 9.5) if second == FULL else (4, 8.0)
+        run.strike(second, fault=2, rank=0, attempt=attempt, step=None if attempt == 2 else step,
+                   event=f"storage/{event}", t=t + 8 * (attempt - 1))  # fmt: skip
+        run.saw(0, attempt, "operation", t=t, **facts, change="x", changed=True)
+        if second == CORRUPT_TOO:
+            run.saw(0, 1, "damage", t=t, **facts, change="x", step=4)
+            run.saw(0, 2, "met", t=18.0, fault=2, file=facts["file"], step=4)
+        if second == FULL:
+            run.fail(rank=0, attempt=1, error="OSError", t=9.6, causes=["OSError"],
+                     message=f"I/O (injected by the fault '{FULL}')")  # fmt: skip
+    killed(run, **{"valid": (2,)} | different)
+    finished(run, restored=2)
+    judgement = run.judged(reference, f"{CORRUPT}; {KILL}{f'; {second}' * bool(second)}")
+    expected = Verdict.NOT_EXERCISED if says else Verdict.RECOVERED
+    assert judgement.verdict is expected, judgement.reason
+    assert says in judgement.reason
+    assert not says or "went back to step 2" in judgement.reason
