@@ -2,8 +2,8 @@
 
 Guarantees: of every write, link and closing that a fault altered, lost or held back, the disk
 knows which bytes are not what the program wrote (`seatrial.chaos.observed.scars`), and the trace of
-a rank that reads them, or looks for a file that is gone, says so: ``met``. The step that a file was
-written in is remembered beyond the attempt.
+a rank that reads them, or looks for a file that is gone, says so: ``met``. A file that was written
+in a save is part of the checkpoint of that step, also for later attempts; any other is of none.
 
 Not safe for threads but for `Content.commit`; for `seatrial.chaos.observed.filesystem`. Torch-free.
 """
@@ -29,7 +29,7 @@ class Content:
         self._live = live
         self._aside = aside
         self._scars = Scars()
-        self._steps: dict[int, int] = {}  # by inode, when it was written
+        self._steps: dict[int, int] = {}  # by inode, of which checkpoint it is
         self._numbers = count()
         self._copies: list[int] = []
 
@@ -40,9 +40,12 @@ class Content:
         self._scars.heal(os.fstat(handle).st_ino, start, end)
 
     def written_in(self, handle: int, member: Member) -> None:
-        """A rank writes to the file in the step that it is in."""
-        if member.injector.last_step is not None:
-            self._steps[os.fstat(handle).st_ino] = member.injector.last_step
+        """A rank writes to the file: of a checkpoint, if it does so in a save."""
+        inode = os.fstat(handle).st_ino
+        if member.saved_step is None:
+            self._steps.pop(inode, None)
+        else:
+            self._steps[inode] = member.saved_step
 
     def cut(self, file: int | Path, length: int) -> None:
         """A file was given a length."""
@@ -94,7 +97,7 @@ class Content:
             with suppress(OSError):
                 path = self._live / os.path.relpath(file, member.root)
                 return self._steps.get(path.stat().st_ino)
-        return member.injector.last_step
+        return member.saved_step
 
     def told(self, operation: Alteration, member: Member) -> None:
         """A fault met an operation, which has been carried out as it is now."""
@@ -158,7 +161,7 @@ class Content:
             self._scars.made(path)
 
     def _scar(self, index: int, member: Member, start: int, end: int) -> Scar:
-        return Scar(index, member.injector.last_step, start, end)
+        return Scar(index, member.saved_step, start, end)
 
     # Who came upon it
 

@@ -56,12 +56,14 @@ class Observing(PowerFileSystem):
             self._elsewhere.drain()
             self._crew.part()
             self._content.part()
-        elif name in (control.STEP, control.CONTENT, control.END):
+        elif name in (control.STEP, control.SAVING, control.CONTENT, control.END):
             member = self._crew.of(thread)
             if member is None:
                 return 0  # nothing waits for it here
             if name == control.STEP:
                 member.injector.at_step(int(text))
+            elif name == control.SAVING:
+                member.is_saving = text == "1"
             elif name == control.CONTENT:
                 member.is_content = True
             else:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from on_disk import Armed
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import CheckpointException
 
+from seatrial.chaos.observed.control import store_is_the_jobs
 from seatrial.chaos.powerloss import PowerDisk
+from seatrial.recovery.probe import around
 
 STATE = {"w": torch.arange(50_000.0)}
 EVERYTHING = "delay rank=0 at=storage/* seconds=1e-9 times=always"
@@ -272,6 +275,21 @@ def test_a_rank_that_is_killed_at_an_operation_does_nothing_more(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     observing_disk.part()
     assert path.read_bytes() == left
+
+
+@pytest.mark.parametrize("is_saving", [True, False])
+def test_only_what_is_written_in_a_save_is_part_of_a_checkpoint(
+    armed: Armed, is_saving: bool
+) -> None:
+    with armed("corrupt rank=0 at=storage/write") as disk:
+        store_is_the_jobs(str(disk.store))
+        with around("step", step=4):
+            pass
+        with around("checkpoint", step=4) if is_saving else nullcontext():
+            by_python(disk.store / "a")
+        (disk.store / "a").read_bytes()
+        assert [record["step"] for record in disk.of("damage")] == [4] * is_saving
+        assert [record["step"] for record in disk.of("met")] == [4 if is_saving else None]
 
 
 def test_symbolic_links_can_be_made(armed: Armed) -> None:
