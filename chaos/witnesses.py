@@ -47,7 +47,7 @@ def was_noticed(case: Case, strike: Strike) -> bool:
     }
     fault = case.schedule.faults[strike.fault]
     return any(
-        file in message
+        _is_named(file, message)
         for message in (str(error["message"]) for _, error in _errors_after(case, strike))
         if _INJECTED not in message or _own_text(fault) in message
         for file in files
@@ -173,8 +173,8 @@ def _is_told_of(case: Case, damage: Record, reasons: str, before: StoreState) ->
     if len(_faults_that_damaged(case, step)) < 2:
         return True
     said = f"{reasons} {before.damaged.get(step, '')}"
-    names = _names(f"{damage['file']} {damage['change']}", step)
-    if any(name in said for name in names):
+    names = _names(str(damage["file"]), step, change=str(damage["change"]))
+    if any(_is_named(name, said) for name in names):
         return True
     is_manifest = "/manifest" in str(damage["file"])
     return is_manifest and bool(said.strip()) and not _STEP.search(said)
@@ -189,14 +189,20 @@ def _faults_that_damaged(case: Case, step: int) -> set[object]:
     }
 
 
-def _names(text: str, step: int | None = None) -> list[str]:
-    """The files in ``text`` from the directory of their step on, or only of one ``step``.
+def _names(file: str, step: int | None = None, *, change: str = "") -> list[str]:
+    """The files in both from the directory of their step on, or only of one ``step``.
 
-    A swap changes two. A file that is in no step's directory is known by its own name.
+    A swap changes two. A file that is in no step's directory is known by its name and that of the
+    directory above it: many programs have a ``model.pt``.
     """
     number = r"\d+" if step is None else rf"0*{step}"
-    found = re.findall(rf"step-{number}/\S+", text)
-    return found or [text.split(" ")[0].rpartition("/")[2]]
+    found = re.findall(rf"step-{number}/\S+", f"{file} {change}")
+    return found or ["/".join(file.split("/")[-2:])]
+
+
+def _is_named(name: str, message: str) -> bool:
+    """Whether a message names that file, and not one whose name only contains it."""
+    return bool(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", message))
 
 
 def _own_text(fault: Fault) -> str:
