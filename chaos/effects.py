@@ -180,7 +180,7 @@ def _error(run: Run, strike: Strike) -> Record | None:
 def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:
     """A stopped process records nothing and does not end, until it is continued or killed."""
     attempt = run.attempts[strike.attempt - 1]
-    times = [float(str(record["t"])) for record in run.trace(strike.attempt, strike.rank)]
+    times = _own_times(run, strike)
     if strike.rank not in attempt.exits and not any(t > strike.t + _SIGNAL_S for t in times):
         return True
     return fault.resume is not None and _was_silent(run, strike, fault.resume)
@@ -200,9 +200,19 @@ def _was_delayed(run: Run, strike: Strike) -> bool:
 def _was_silent(run: Run, strike: Strike, seconds: float) -> bool:
     """Whether the rank recorded nothing for nearly that long after the strike."""
     attempt = run.attempts[strike.attempt - 1]
-    times = [float(str(record["t"])) for record in run.trace(strike.attempt, strike.rank)]
+    times = _own_times(run, strike)
     after = [strike.t, *(t for t in times if t >= strike.t), attempt.ended_t]
     return any(later - earlier >= 0.9 * seconds for earlier, later in pairwise(after))
+
+
+def _own_times(run: Run, strike: Strike) -> list[float]:
+    """When the struck rank did something. The kernel closes the files of a rank that is killed at
+    last, and a disk sees that; only an operation is the rank's own doing."""
+    return [
+        float(str(record["t"]))
+        for record in run.trace(strike.attempt, strike.rank)
+        if record.get("via") != "disk" or record["kind"] in ("event", "operation")
+    ]
 
 
 def _instead(run: Run, fault: Fault, strike: Strike) -> str:

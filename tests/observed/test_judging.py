@@ -162,3 +162,30 @@ def test_a_machine_that_cannot_have_such_a_disk_is_told_what_it_lacks(
     monkeypatch.setattr(f"{module}.shutil.which", lambda _: there["fusermount3"])
     with pytest.raises(UsageError, match=rf"--chaos-disk fuse needs .*{missing}"):
         check_kind("fuse", "--chaos-disk")
+
+
+@pytest.mark.parametrize("resume", ["", " resume=2"])
+@pytest.mark.parametrize(
+    ("kind", "is_stopped"), [("elsewhere", True), ("met", True), ("event", False)]
+)
+def test_what_the_kernel_does_for_a_stopped_rank_does_not_show_that_it_ran(
+    reference: Evidence, tmp_path: Path, kind: str, is_stopped: bool, resume: str
+) -> None:
+    stop = f"stop rank=1 at=step:4/storage/write{resume}"
+    run = DiskEvidence(tmp_path / "run")
+    run.strike(stop, fault=0, step=4, event="storage/write", t=10.0)
+    # Its trace goes on when it has been continued.
+    for t in (10.8, 11.6, 12.4) if resume else (12.0,):
+        run.saw(1, 1, kind, t=t, file=FILE, event="storage/read", edge="before")
+    attempt: dict[str, object] = {"published": (2,), "valid": (2,)}
+    if resume:
+        run.record(1, 1, "event", t=13.5, event="data", edge="before")
+        attempt = {"published": (2, 4, 6), "valid": (4, 6)}
+    else:
+        attempt |= {"ending": "hung", "exits": {0: 1}, "cause": "hung"}
+    run.attempt(range(1, 7 if resume else 5), **attempt)
+    if not resume:
+        run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, stop)
+    expected = Verdict.RECOVERED if is_stopped else Verdict.NOT_EXERCISED
+    assert judgement.verdict is expected, judgement.reason
