@@ -16,14 +16,15 @@ from seatrial.recovery.errors import NoValidCheckpointError
 
 from .actions import ERRORS, LIES
 from .case import Case
+from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
 from .own_checkpoints import failed_of_it, was_read
 from .run import StoreState
+from .storage.alteration import INJECTED
 from .trace import Record
 
 _STEP = re.compile(r"step-(\d+)/")
-_INJECTED = "injected by the fault '"
 
 
 def alterations(case: Case, strike: Strike) -> list[Record]:
@@ -49,7 +50,7 @@ def was_noticed(case: Case, strike: Strike) -> bool:
     return any(
         _is_named(file, message)
         for message in (str(error["message"]) for _, error in _errors_after(case, strike))
-        if _INJECTED not in message or _own_text(fault) in message
+        if INJECTED not in message or _own_text(fault) in message
         for file in files
     )
 
@@ -77,6 +78,8 @@ def was_told(case: Case, strike: Strike) -> bool:
                 return True
             if rank == strike.rank and _is_next(case, strike, error):
                 return True
+    if strike.event != f"{STORAGE}read":
+        return False
     # What a program reads through a mapping cannot be refused in another way.
     exits = case.run.attempts[strike.attempt - 1].exits
     return is_by_disk(case, strike) and exits.get(strike.rank) == -signal.SIGBUS
@@ -97,13 +100,30 @@ def is_by_disk(case: Case, strike: Strike) -> bool:
 
 
 def _is_next(case: Case, strike: Strike, error: Record) -> bool:
-    """Whether the rank announced nothing between the last refusal and its error."""
-    refused = max(float(str(record["t"])) for record in alterations(case, strike))
-    return not any(
-        refused < float(str(record["t"])) < float(str(error["t"]))
+    """Whether the rank announced nothing between the last refusal and its error.
+
+    A refusal of what it then tried again with success was dealt with.
+    """
+    before = [
+        record
+        for record in case.run.trace(strike.attempt, strike.rank)
+        if float(str(record["t"])) < float(str(error["t"]))
+    ]
+    overcome = [record for record in before if record["kind"] == "overcome"]
+    refused = [
+        float(str(made["t"]))
+        for made in alterations(case, strike)
+        if not any(
+            (made["event"], made["file"]) == (again["event"], again["file"])
+            and float(str(made["t"])) < float(str(again["t"]))
+            for again in overcome
+        )
+    ]
+    return bool(refused) and not any(
+        max(refused) < float(str(record["t"]))
         and record["kind"] in ("event", "step", "began", "published")
         and record.get("via") != "disk"
-        for record in case.run.trace(strike.attempt, strike.rank)
+        for record in before
     )
 
 
@@ -206,7 +226,7 @@ def _is_named(name: str, message: str) -> bool:
 
 
 def _own_text(fault: Fault) -> str:
-    return f"{_INJECTED}{fault}'"
+    return f"{INJECTED}{fault}'"
 
 
 def _last_step(case: Case, strike: Strike) -> int:

@@ -30,6 +30,7 @@ from ..storage.alteration import Alteration
 from ..storage.operations import Operations
 from ..trace import TraceWriter, disk_trace
 from .callers import Callers, is_dying, is_stopped
+from .handles import Retries
 
 _SLICE_S = 0.01
 
@@ -153,6 +154,7 @@ class Member:
     Attributes:
         is_content: what it writes in a save are checkpoints of the job's own.
         is_saving: it is in a save.
+        retries: what was refused to it.
     """
 
     def __init__(self, plan: str, pid: int, *, store: str, cut: Cut) -> None:
@@ -171,6 +173,7 @@ class Member:
         self.run_directory = str(Path(values["trace"]).parent.parent)
         self.is_content = False
         self.is_saving = False
+        self.retries = Retries()
         self.pid = pid
         self.rank = self.injector.rank
         self.root = values["root"]

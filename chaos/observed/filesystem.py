@@ -176,7 +176,8 @@ class ObservedFileSystem(Observing):
             if member is not None:
                 path = path or handle.path
                 operations = member.operations.of(caller())
-                self._content.commit(member, operations, self._root, path, self._lock)
+                with self._tried(member, "storage/commit", self._root + path, handle):
+                    self._content.commit(member, operations, self._root, path, self._lock)
         return 0
 
     def release(self, path: str, fh: int) -> int:

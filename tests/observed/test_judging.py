@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,3 +190,34 @@ def test_what_the_kernel_does_for_a_stopped_rank_does_not_show_that_it_ran(
     judgement = run.judged(reference, stop)
     expected = Verdict.RECOVERED if is_stopped else Verdict.NOT_EXERCISED
     assert judgement.verdict is expected, judgement.reason
+
+
+FAIL = "fail rank=1 at=step:4/storage/write error=EIO"
+
+
+@pytest.mark.parametrize(
+    ("overcome", "status", "event", "verdict"),
+    [
+        ("", 1, "write", Verdict.RECOVERED),
+        (FILE, 1, "write", Verdict.UNRECOVERABLE),
+        ("/disk/store/ckpt-4/other", 1, "write", Verdict.RECOVERED),
+        ("", -signal.SIGBUS, "read", Verdict.RECOVERED),
+        ("", -signal.SIGBUS, "write", Verdict.UNRECOVERABLE),
+    ],
+)
+def test_a_refusal_that_was_tried_again_explains_nothing_nor_does_one_explain_any_signal(
+    reference: Evidence, tmp_path: Path, overcome: str, status: int, event: str, verdict: Verdict
+) -> None:
+    fault = FAIL.replace("write", event)
+    run = DiskEvidence(tmp_path / "run")
+    run.strike(fault, fault=0, step=4, event=f"storage/{event}", t=10.0)
+    facts = {"fault": 0, "event": f"storage/{event}", "file": FILE, "change": "EIO"}
+    run.saw(1, 1, "operation", t=10.0, **facts, changed=True)
+    if overcome:
+        run.saw(1, 1, "overcome", t=10.1, event="storage/write", file=overcome)
+    if status == 1:
+        run.fail(rank=1, attempt=1, error="KeyError", t=12.0, message="an unrelated bug")
+    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: status}, published=(2,), valid=(2,))
+    run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, fault)
+    assert judgement.verdict is verdict, judgement.reason

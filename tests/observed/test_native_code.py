@@ -292,6 +292,44 @@ def test_only_what_is_written_in_a_save_is_part_of_a_checkpoint(
         assert [record["step"] for record in disk.of("met")] == [4 if is_saving else None]
 
 
+def test_a_refusal_is_dealt_with_by_who_opens_the_file_again_and_not_by_who_gives_up(
+    armed: Armed,
+) -> None:
+    with armed("fail rank=0 at=storage/write error=EIO") as disk:
+        path = disk.store / "a"
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(descriptor, b"1")
+        os.write(descriptor, b"2")  # as code does that tidies up
+        (disk.store / "b").write_bytes(b"3")
+        os.close(descriptor)
+        assert not disk.of("overcome")
+        for _ in range(2):
+            path.write_bytes(b"4")
+        (again,) = disk.of("overcome")
+        assert (again["event"], again["file"]) == ("storage/write", str(path))
+
+
+@pytest.mark.parametrize("operation", ["commit", "rename", "read"])
+def test_each_kind_of_operation_can_be_tried_again(armed: Armed, operation: str) -> None:
+    with armed(f"fail rank=0 at=storage/{operation} error=EIO path=*/a") as disk:
+        old, path = disk.store / "old", disk.store / "a"
+
+        def do() -> None:
+            if operation == "rename":
+                old.write_bytes(b"1")
+                os.replace(old, path)
+            else:
+                path.write_bytes(b"1")
+                path.read_bytes()
+
+        with pytest.raises(OSError, match="Input/output error"):
+            do()
+        assert not disk.of("overcome")
+        do()
+        assert [each["event"] for each in disk.of("overcome")] == [f"storage/{operation}"]
+
+
 def test_symbolic_links_can_be_made(armed: Armed) -> None:
     with armed(EVERYTHING) as disk:
         os.symlink("a", disk.store / "latest")
