@@ -55,6 +55,14 @@ class Content:
         """A name is there."""
         self._scars.made(path)
 
+    def moved(self, old: str, new: str) -> None:
+        """A file or a directory has another name."""
+        self._scars.moved(old, new)
+
+    def gone(self, path: str) -> None:
+        """A name was deleted."""
+        self._scars.gone(path)
+
     def removed(self, inode: int) -> None:
         """The last name of a file is gone; -1 for none."""
         self._scars.removed(inode)
@@ -170,6 +178,11 @@ class Content:
         found = os.fstat(handle)
         for scar in self._scars.read(found.st_ino, start, end, found.st_size):
             member.meet(scar.fault, file, scar.step)
+
+    def listed(self, member: Member, root: str, directory: str) -> None:
+        """A rank was told which files are in a directory."""
+        for path, scar in self._scars.missing_in(directory):
+            member.meet(scar.fault, root + path, scar.step)
 
     def missed(self, member: Member, file: str, path: str) -> None:
         """A rank was told that a file is not there."""

@@ -75,7 +75,10 @@ class ObservedFileSystem(Observing):
         if member is None:
             return plain(path, fh)
         own, above, *_ = plain(path, fh)  # which no program is told of
-        return [own, above, *self._perform(member, "list", path, lambda _: plain(path, fh)[2:])]
+        names = self._perform(member, "list", path, lambda _: plain(path, fh)[2:])
+        with self._lock:
+            self._content.listed(member, self._root, path)
+        return [own, above, *names]
 
     # Files
 
@@ -228,6 +231,7 @@ class ObservedFileSystem(Observing):
                 replaced = self._last_name(new)
                 done = plain(old, new)
                 self._content.removed(replaced)
+                self._content.moved(old, new)
                 self._content.made(new)
                 return done
 
@@ -252,6 +256,7 @@ class ObservedFileSystem(Observing):
                 removed = self._last_name(path)
                 done = plain(call, path)
                 self._content.removed(removed)
+                self._content.gone(path)
                 return done
 
         return self._change("delete", path, do)

@@ -10,7 +10,8 @@ Does not: judge what the reader made of it. Not safe for threads; for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -56,6 +57,26 @@ class Scars:
         """The file is there now."""
         self._missing.pop(path, None)
 
+    def moved(self, old: str, new: str) -> None:
+        """A directory has another name, and what is missing in it is missing there."""
+        self.gone(new)
+        for path in _below(old, self._missing):
+            self._missing[new + path[len(old) :]] = self._missing.pop(path)
+
+    def gone(self, path: str) -> None:
+        """A directory was deleted; nothing should be there any more."""
+        for each in _below(path, self._missing):
+            del self._missing[each]
+
+    def missing_in(self, directory: str) -> list[tuple[str, Scar]]:
+        """The files that should be in a directory and are not."""
+        return [
+            (path, scar)
+            for path, scars in self._missing.items()
+            if os.path.dirname(path) == directory
+            for scar in scars
+        ]
+
     def missed(self, path: str) -> list[Scar]:
         """Whose doing it is that a file is not there."""
         return self._missing.get(path, [])
@@ -69,6 +90,11 @@ class Scars:
             overlaps = scar.start < end and max(scar.end, scar.start + 1) > start
             if overlaps or (scar.start >= size and end >= size):
                 yield scar
+
+
+def _below(directory: str, paths: Iterable[str]) -> list[str]:
+    beginning = os.path.join(directory, "")
+    return [path for path in paths if path.startswith(beginning)]
 
 
 def difference(before: bytes, after: bytes) -> tuple[int, int]:

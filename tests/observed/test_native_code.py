@@ -330,6 +330,31 @@ def test_each_kind_of_operation_can_be_tried_again(armed: Armed, operation: str)
         assert [each["event"] for each in disk.of("overcome")] == [f"storage/{operation}"]
 
 
+@pytest.mark.parametrize("looks", ["opens", "lists", "lists above", "deletes it"])
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_file_that_is_missing_is_missed_by_who_lists_its_directory_under_any_name(
+    armed: Armed, looks: str, is_moved: bool
+) -> None:
+    with armed("lose rank=0 at=storage/commit path=*/a") as disk:
+        directory = disk.store / "new"
+        directory.mkdir()
+        (directory / "a").write_bytes(b"1")
+        if is_moved:
+            directory = directory.rename(disk.store / "final")
+        if looks == "opens":
+            assert not (directory / "a").exists()
+        elif looks == "lists":
+            assert os.listdir(directory) == []
+        elif looks == "lists above":
+            assert os.listdir(disk.store) == [directory.name]
+        else:
+            directory.rmdir()
+            directory.mkdir()
+            assert os.listdir(directory) == []
+        met = [str(directory / "a")] * (looks in ("opens", "lists"))
+        assert [str(each["file"]) for each in disk.of("met")] == met
+
+
 def test_symbolic_links_can_be_made(armed: Armed) -> None:
     with armed(EVERYTHING) as disk:
         os.symlink("a", disk.store / "latest")
