@@ -40,18 +40,20 @@ def was_noticed(case: Case, strike: Strike) -> bool:
     """
     if case.run.stores_itself and failed_of_it(case, strike, alone=True):
         return True
-    files = {
-        name
-        for record in alterations(case, strike)
-        if record["changed"]
-        for name in _names(str(record["file"]))
+    changed = [record for record in alterations(case, strike) if record["changed"]]
+    files = {name for record in changed for name in _names(str(record["file"]))}
+    # A directory cannot be deleted in which a file was left.
+    full = {
+        os.path.dirname(str(record["file"]))
+        for record in changed
+        if strike.action in LIES and record["event"] == f"{STORAGE}delete"
     }
     fault = case.schedule.faults[strike.fault]
     return any(
-        _is_named(file, message)
+        any(_is_named(file, message) for file in files)
+        or any(_is_named(each, message, is_all=True) for each in full)
         for message in (str(error["message"]) for _, error in _errors_after(case, strike))
         if INJECTED not in message or _own_text(fault) in message
-        for file in files
     )
 
 
@@ -220,9 +222,13 @@ def _names(file: str, step: int | None = None, *, change: str = "") -> list[str]
     return found or ["/".join(file.split("/")[-2:])]
 
 
-def _is_named(name: str, message: str) -> bool:
-    """Whether a message names that file, and not one whose name only contains it."""
-    return bool(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", message))
+def _is_named(name: str, message: str, *, is_all: bool = False) -> bool:
+    """Whether a message names that file, and not one whose name only contains it.
+
+    ``is_all``: nor one below it.
+    """
+    more = "/" * is_all
+    return bool(re.search(rf"(?<![\w.{more}-]){re.escape(name)}(?![\w{more}-]|\.\w)", message))
 
 
 def _own_text(fault: Fault) -> str:
