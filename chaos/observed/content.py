@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 from ..actions import LIES
 from ..storage.alteration import Alteration, step_of_own_content
 from .crew import Crew, DiskOperations, Member
-from .scars import Scar, Scars, difference
+from .scars import HeldWrite, Scar, Scars, difference
 
 
 class Content:
@@ -31,13 +32,17 @@ class Content:
         self._scars = Scars()
         self._steps: dict[int, int] = {}  # by inode, of which checkpoint it is
         self._numbers = count()
-        self._copies: list[int] = []
+        self._held: list[HeldWrite] = []
 
     # What happens to files
 
     def wrote(self, handle: int, start: int, end: int) -> None:
         """Bytes of an open file have been written."""
-        self._scars.heal(os.fstat(handle).st_ino, start, end)
+        inode = os.fstat(handle).st_ino
+        self._scars.heal(inode, start, end)
+        for held in self._held:
+            if held.inode == inode and held.copy != handle:
+                held.note_newer(start, end)
 
     def written_in(self, handle: int, member: Member) -> None:
         """A rank writes to the file: of a checkpoint, if it does so in a save."""
@@ -49,7 +54,11 @@ class Content:
 
     def cut(self, file: int | Path, length: int) -> None:
         """A file was given a length."""
-        self._scars.cut(os.stat(file).st_ino, length)
+        inode = os.stat(file).st_ino
+        self._scars.cut(inode, length)
+        for held in self._held:
+            if held.inode == inode:
+                held.note_newer(length, held.end)
 
     def made(self, path: str) -> None:
         """A name is there."""
@@ -75,25 +84,32 @@ class Content:
                 with suppress(OSError):
                     member.operations.remember(root + path, (self._live / path[1:]).read_bytes())
 
-    def held(self, handle: int, write: Callable[[int], None]) -> Callable[[], object]:
-        """``write``, to the same file, whatever its name is then and whether it is still open."""
-        copy = os.dup(handle)
-        self._copies.append(copy)
+    def held(
+        self, handle: int, write: Callable[[int], None], start: int, end: int
+    ) -> Callable[[], object]:
+        """``write``, to the same file, whatever its name is then and whether it is still open.
+
+        What was written there in between is damaged when it lands.
+        """
+        held = HeldWrite(os.dup(handle), os.fstat(handle).st_ino, start, end)
+        self._held.append(held)
 
         def do() -> None:
-            self._copies.remove(copy)
+            self._held.remove(held)
             try:
-                write(copy)
+                write(held.copy)
             finally:
-                os.close(copy)
+                os.close(held.copy)
+            for scar in held.damage():
+                self._scars.add(held.inode, scar)
 
         return do
 
     def part(self) -> None:
         """What was held back is lost."""
-        for copy in self._copies:
-            os.close(copy)
-        self._copies.clear()
+        for held in self._held:
+            os.close(held.copy)
+        self._held.clear()
 
     # What faults made of them
 
@@ -123,7 +139,11 @@ class Content:
                 offset = operation.facts["offset"]
                 assert isinstance(offset, int)
                 scar = self._scar(index, member, offset + start, offset + end)
-                self._scars.add(os.fstat(handle).st_ino, scar)
+                inode = os.fstat(handle).st_ino
+                self._scars.add(inode, scar)
+                for held in self._held if operation.hold else ():
+                    if (held.inode, held.start, held.end) == (inode, scar.start, scar.end):
+                        held.scars.append(scar)
             elif isinstance(asked, str):  # a name that should be there
                 self._scars.add_missing(asked, self._scar(index, member, 0, 0))
 
@@ -151,7 +171,8 @@ class Content:
                     for index in lies:
                         self._scars.add_missing(path, self._scar(index, member, 0, 0))
                 if operation.hold:
-                    operations.hold(operation, lambda: self._put_back(aside, path, lock))
+                    scars = [self._scar(index, member, 0, 0) for index in lies]
+                    operations.hold(operation, lambda: self._put_back(aside, path, lock, scars))
             for change in operation.changes_at_rest(possible=where.is_file()):
                 before = where.read_bytes()
                 after = change(before)
@@ -163,9 +184,15 @@ class Content:
                         self._scars.add(where.stat().st_ino, scar)
         operation.end()
 
-    def _put_back(self, aside: Path, path: str, lock: AbstractContextManager[object]) -> None:
+    def _put_back(
+        self, aside: Path, path: str, lock: AbstractContextManager[object], scars: list[Scar]
+    ) -> None:
+        """A file that was held back is there again, in place of a newer one if there is one."""
         with lock:
-            aside.rename(self._live / path[1:])
+            where, found = self._live / path[1:], aside.stat()
+            for scar in scars if where.exists() else ():
+                self._scars.add(found.st_ino, replace(scar, end=found.st_size))
+            aside.rename(where)
             self._scars.made(path)
 
     def _scar(self, index: int, member: Member, start: int, end: int) -> Scar:

@@ -158,7 +158,8 @@ class ObservedFileSystem(Observing):
                     done.append(written)
 
         def later(content: bytes) -> Callable[[], object]:
-            return self._content.held(fh, lambda copy: do(content, copy))
+            end = offset + len(content)
+            return self._content.held(fh, lambda copy: do(content, copy), offset, end)
 
         member = self._member("write", path, fh)
         if member is None:

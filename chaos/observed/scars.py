@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,33 @@ class Scar:
     step: int | None
     start: int
     end: int
+
+
+@dataclass
+class HeldWrite:
+    """Bytes ``start`` to ``end`` of a file that are held back, to be written by ``copy``.
+
+    ``scars`` are of the faults that hold it. What is written there in the meantime is newer.
+    """
+
+    copy: int
+    inode: int
+    start: int
+    end: int
+    scars: list[Scar] = field(default_factory=list)
+    newer: list[tuple[int, int]] = field(default_factory=list)
+
+    def note_newer(self, start: int, end: int) -> None:
+        """Those bytes have been written, or cut off, in the meantime."""
+        start, end = max(start, self.start), min(end, self.end)
+        if start < end:
+            self.newer.append((start, end))
+
+    def damage(self) -> Iterator[Scar]:
+        """What it does when it lands."""
+        for scar in self.scars:
+            for start, end in self.newer:
+                yield replace(scar, start=start, end=end)
 
 
 class Scars:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,7 @@ from on_disk import Armed
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import CheckpointException
 
-from seatrial.chaos.observed.control import store_is_the_jobs
 from seatrial.chaos.powerloss import PowerDisk
-from seatrial.recovery.probe import around
 
 STATE = {"w": torch.arange(50_000.0)}
 EVERYTHING = "delay rank=0 at=storage/* seconds=1e-9 times=always"
@@ -275,84 +272,6 @@ def test_a_rank_that_is_killed_at_an_operation_does_nothing_more(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     observing_disk.part()
     assert path.read_bytes() == left
-
-
-@pytest.mark.parametrize("is_saving", [True, False])
-def test_only_what_is_written_in_a_save_is_part_of_a_checkpoint(
-    armed: Armed, is_saving: bool
-) -> None:
-    with armed("corrupt rank=0 at=storage/write") as disk:
-        store_is_the_jobs(str(disk.store))
-        with around("step", step=4):
-            pass
-        with around("checkpoint", step=4) if is_saving else nullcontext():
-            by_python(disk.store / "a")
-        (disk.store / "a").read_bytes()
-        assert [record["step"] for record in disk.of("damage")] == [4] * is_saving
-        assert [record["step"] for record in disk.of("met")] == [4 if is_saving else None]
-
-
-def test_a_refusal_is_dealt_with_by_who_opens_the_file_again_and_not_by_who_gives_up(
-    armed: Armed,
-) -> None:
-    with armed("fail rank=0 at=storage/write error=EIO") as disk:
-        path = disk.store / "a"
-        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
-        with pytest.raises(OSError, match="Input/output error"):
-            os.write(descriptor, b"1")
-        os.write(descriptor, b"2")  # as code does that tidies up
-        (disk.store / "b").write_bytes(b"3")
-        os.close(descriptor)
-        assert not disk.of("overcome")
-        for _ in range(2):
-            path.write_bytes(b"4")
-        (again,) = disk.of("overcome")
-        assert (again["event"], again["file"]) == ("storage/write", str(path))
-
-
-@pytest.mark.parametrize("operation", ["commit", "rename", "read"])
-def test_each_kind_of_operation_can_be_tried_again(armed: Armed, operation: str) -> None:
-    with armed(f"fail rank=0 at=storage/{operation} error=EIO path=*/a") as disk:
-        old, path = disk.store / "old", disk.store / "a"
-
-        def do() -> None:
-            if operation == "rename":
-                old.write_bytes(b"1")
-                os.replace(old, path)
-            else:
-                path.write_bytes(b"1")
-                path.read_bytes()
-
-        with pytest.raises(OSError, match="Input/output error"):
-            do()
-        assert not disk.of("overcome")
-        do()
-        assert [each["event"] for each in disk.of("overcome")] == [f"storage/{operation}"]
-
-
-@pytest.mark.parametrize("looks", ["opens", "lists", "lists above", "deletes it"])
-@pytest.mark.parametrize("is_moved", [True, False])
-def test_a_file_that_is_missing_is_missed_by_who_lists_its_directory_under_any_name(
-    armed: Armed, looks: str, is_moved: bool
-) -> None:
-    with armed("lose rank=0 at=storage/commit path=*/a") as disk:
-        directory = disk.store / "new"
-        directory.mkdir()
-        (directory / "a").write_bytes(b"1")
-        if is_moved:
-            directory = directory.rename(disk.store / "final")
-        if looks == "opens":
-            assert not (directory / "a").exists()
-        elif looks == "lists":
-            assert os.listdir(directory) == []
-        elif looks == "lists above":
-            assert os.listdir(disk.store) == [directory.name]
-        else:
-            directory.rmdir()
-            directory.mkdir()
-            assert os.listdir(directory) == []
-        met = [str(directory / "a")] * (looks in ("opens", "lists"))
-        assert [str(each["file"]) for each in disk.of("met")] == met
 
 
 def test_symbolic_links_can_be_made(armed: Armed) -> None:
