@@ -18,7 +18,7 @@ from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
 from .network.evidence import no_effect
-from .own_checkpoints import failed_of_it, why_it_proves_nothing
+from .own_checkpoints import failed_of_it, why_it_proves_nothing, why_not_met
 from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
@@ -128,7 +128,7 @@ def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator
     if shown and not any(was_met(case, each) or was_noticed(case, each) for each in shown):
         yield (
             f"the fault '{fault}' struck {shown[0].event}, but neither did a restore meet what it "
-            "changed, nor did an error name the file"
+            f"changed, nor did an error name the file{why_not_met(case, shown)}"
         )
     elif shown and case.run.stores_itself and not any(was_noticed(case, each) for each in shown):
         doubts = [why_it_proves_nothing(case, each) for each in shown]

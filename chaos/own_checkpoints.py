@@ -13,7 +13,7 @@ Torch-free; for `seatrial.chaos.checks`, `seatrial.chaos.effects` and the sessio
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .beginnings import beginning_differs
@@ -31,6 +31,7 @@ from .run import Attempt, StoreState
 from .trace import Record, read_trace
 from .trajectory import Beginning
 
+_LONGEST = 120
 _TRACE = re.compile(r"attempt(\d+)-rank(\d+)\.")
 
 
@@ -140,6 +141,40 @@ def why_it_proves_nothing(case: Case, strike: Strike) -> str | None:
         else "the state is right all the same: those bytes do not matter, or the job has them "
         "elsewhere"
     )
+
+
+def why_not_met(case: Case, strikes: Iterable[Strike]) -> str:
+    """The end of a sentence that says so, if somebody read what was changed at once, as for a copy.
+
+    A copy of damaged bytes is not known to be damaged.
+    """
+    for strike in strikes if case.run.stores_itself else ():
+        for rank, record in met_by_all(case, case.run.attempts[strike.attempt - 1]):
+            if record["fault"] == strike.fault:
+                return (
+                    f"; rank {rank} read {record['file']} in the same attempt, perhaps for a copy: "
+                    "let the fault strike what the copy is written to"
+                )
+    return ""
+
+
+def taken_on_trust(case: Case) -> Iterator[str]:
+    """Which attempts count as having failed of what had been read, though no error says so."""
+    for attempt in case.run.attempts if case.run.stores_itself else ():
+        for rank, record in met_by_all(case, attempt):
+            if not failed_of(case, attempt, rank, record):
+                continue
+            fault = case.schedule.faults[int(str(record["fault"]))]
+            ranks = range(case.run.ranks_of(attempt.number))
+            errors = [each for r in ranks if (each := case.run.error_of(attempt, r)) is not None]
+            error = min((each for each in errors if time_of(each) > time_of(record)), key=time_of)
+            if not any(str(record["file"]) in str(each["message"]) for each in errors):
+                said = str(error["message"]).partition("\n")[0][:_LONGEST]
+                yield (
+                    f"attempt {attempt.number} failed after rank {rank} had read {record['file']} "
+                    f"as the fault '{fault}' had left it; that it failed of that is likely, but "
+                    f"its error does not say so ({error['type']}: {said})"
+                )
 
 
 def _where(beginning: Beginning) -> str:

@@ -113,6 +113,10 @@ def test_an_error_counts_for_a_reading_only_if_no_other_fault_explains_it(
     judgement = run.judged(reference, f"{KILL}; {MISREAD}{f'; {second}' * is_struck}")
     expected = Verdict.NOT_EXERCISED if is_struck else Verdict.RECOVERED
     assert judgement.verdict is expected, judgement.reason
+    # It names no file, so that it failed of the reading is not said without a word.
+    notes = [note for note in judgement.notes if "likely" in note]
+    assert len(notes) == (not is_struck)
+    assert is_struck or "RuntimeError: something" in notes[0]
 
 
 def corrupted(run: DiskEvidence, *attempts: int) -> None:
@@ -219,3 +223,16 @@ def test_a_restart_that_fell_back_proves_something_only_if_nothing_else_explains
     assert judgement.verdict is expected, judgement.reason
     assert says in judgement.reason
     assert not says or "went back to step 2" in judgement.reason
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_copy_of_what_was_changed_is_named_as_the_likely_reason_why_nobody_met_it(
+    reference: Evidence, run: DiskEvidence, is_copied: bool
+) -> None:
+    run.strike(KILL, fault=1)
+    corrupted(run, *((1,) if is_copied else ()))
+    killed(run, valid=(2,))
+    finished(run)
+    judgement = run.judged(reference, f"{CORRUPT}; {KILL}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert ("perhaps for a copy" in judgement.reason) == is_copied
