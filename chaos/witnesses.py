@@ -72,7 +72,8 @@ def was_told(case: Case, strike: Strike) -> bool:
         if _own_text(fault) in message:
             return True
         concerns = rank == strike.rank or re.search(rf"\brank {strike.rank}\b", message)
-        if concerns and not went_on and own in cast(list[str], error["causes"]):
+        is_left = bool(_not_overcome(case, strike, error))
+        if concerns and not went_on and is_left and own in cast(list[str], error["causes"]):
             return True
         if is_by_disk(case, strike) and concerns and not went_on:
             # The kernel passes on a number and no text; native code may not even pass that on.
@@ -104,15 +105,26 @@ def is_by_disk(case: Case, strike: Strike) -> bool:
 def _is_next(case: Case, strike: Strike, error: Record) -> bool:
     """Whether the rank announced nothing between the last refusal and its error.
 
-    A refusal of what it then tried again with success was dealt with.
+    What was dealt with is no refusal any more.
     """
-    before = [
+    refused = _not_overcome(case, strike, error)
+    return bool(refused) and not any(
+        max(refused) < float(str(record["t"])) < float(str(error["t"]))
+        and record["kind"] in ("event", "step", "began", "published")
+        and record.get("via") != "disk"
+        for record in case.run.trace(strike.attempt, strike.rank)
+    )
+
+
+def _not_overcome(case: Case, strike: Strike, error: Record) -> list[float]:
+    """When operations were refused that had not been tried again with success before the error, as
+    far as the disk saw it."""
+    overcome = [
         record
         for record in case.run.trace(strike.attempt, strike.rank)
-        if float(str(record["t"])) < float(str(error["t"]))
+        if record["kind"] == "overcome" and float(str(record["t"])) < float(str(error["t"]))
     ]
-    overcome = [record for record in before if record["kind"] == "overcome"]
-    refused = [
+    return [
         float(str(made["t"]))
         for made in alterations(case, strike)
         if not any(
@@ -121,12 +133,6 @@ def _is_next(case: Case, strike: Strike, error: Record) -> bool:
             for again in overcome
         )
     ]
-    return bool(refused) and not any(
-        max(refused) < float(str(record["t"]))
-        and record["kind"] in ("event", "step", "began", "published")
-        and record.get("via") != "disk"
-        for record in before
-    )
 
 
 def went_on_after(case: Case, strike: Strike, step: int) -> bool:

@@ -216,7 +216,9 @@ def test_a_refusal_that_was_tried_again_explains_nothing_nor_does_one_explain_an
     if overcome:
         run.saw(1, 1, "overcome", t=10.1, event="storage/write", file=overcome)
     if status == 1:
-        run.fail(rank=1, attempt=1, error="KeyError", t=12.0, message="an unrelated bug")
+        causes = ["OSError"] if overcome == FILE else []
+        bug = {"error": "KeyError", "causes": causes, "message": "an unrelated bug"}
+        run.fail(rank=1, attempt=1, t=12.0, **bug)  # type: ignore[arg-type]
     run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: status}, published=(2,), valid=(2,))
     run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
     judgement = run.judged(reference, fault)
