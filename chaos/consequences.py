@@ -9,7 +9,11 @@ Torch-free; for `seatrial.chaos.own_checkpoints`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from seatrial.recovery.compare import combine, disagreements
+from seatrial.recovery.errors import StateError
 
 from .actions import LIES
 from .beginnings import beginning_differs
@@ -147,3 +151,28 @@ def _was_accepted_later(case: Case, attempt: Attempt, met: Record) -> bool:
             if is_same and time_of(record) < beginning.t:
                 return beginning_differs(case, beginning) is None
     return False
+
+
+def began_wrongly(case: Case, attempt: int, began: Mapping[str, Any]) -> str | None:
+    """What of its own part of the state a rank began wrongly with, where others never began.
+
+    A tensor of which the rank holds a piece is not looked at.
+    """
+    part, leg = began["fingerprint"], case.leg_of(attempt)
+    steps = leg.oracle.steps if leg else ()
+    reference = next((step.state for step in steps if step.number == began["restored"]), None)
+    if reference is None:
+        return None
+    own = {f"{name}@rank{part['rank']}": value for name, value in part["own"].items()}
+    alone = {"rank": 0, "own": {}, "shared": part["shared"] | own}
+    try:
+        found = combine([alone | {"tensors": part["tensors"]}], world_size=1)
+    except StateError:
+        found = combine([alone | {"tensors": {}}], world_size=1)
+    uneven = set(disagreements(reference))
+    for component, values in found.items():
+        for name, value in values.items():
+            expected = reference.get(component, {}).get(name)
+            if expected not in (None, value) and (component, name) not in uneven:
+                return f"{name} differs"
+    return None

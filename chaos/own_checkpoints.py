@@ -13,12 +13,14 @@ Torch-free; for `seatrial.chaos.checks`, `seatrial.chaos.effects` and the sessio
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .beginnings import beginning_differs
 from .case import Case, Finding, Verdict
 from .consequences import (
+    began_wrongly,
     failed_of,
     fell_back,
     may_have_failed_of,
@@ -88,26 +90,44 @@ def refused(case: Case, attempt: Attempt) -> bool:
 def corruption_accepted(case: Case) -> Iterator[Finding]:
     """Restarts whose state is wrong after they had read what a fault had changed."""
     for attempt in case.run.attempts if case.run.stores_itself else ():
+        read = list(met_by_all(case, attempt))
         beginning = case.trajectory.beginning(attempt.number)
-        if beginning is None or beginning.restored is None:
+        if beginning is None:
+            yield from _accepted_by_one(case, attempt, read)
             continue
-        read = [
-            (rank, record)
-            for rank, record in met_by_all(case, attempt)
-            if time_of(record) < beginning.t
-        ]
-        wrong = beginning_differs(case, beginning) if read else None
+        before = [(rank, record) for rank, record in read if time_of(record) < beginning.t]
+        if beginning.restored is None or not before:
+            continue
+        wrong = beginning_differs(case, beginning)
         if wrong is not None:
-            rank, record = read[0]
-            fault = case.schedule.faults[int(str(record["fault"]))]
-            yield Finding(
-                verdict=Verdict.CORRUPTION_UNDETECTED,
-                reason=f"attempt {attempt.number} resumed from step {beginning.restored}, though "
-                f"rank {rank} read {record['file']} as the fault '{fault}' had left it: "
-                f"{wrong.reason}",
-                component=wrong.component,
-                step=beginning.restored,
-            )
+            rank, met = before[0]
+            said = _accepted(case, attempt, rank, met, beginning.restored, wrong.reason)
+            yield replace(said, component=wrong.component)
+
+
+def _accepted_by_one(
+    case: Case, attempt: Attempt, read: Sequence[tuple[int, Record]]
+) -> Iterator[Finding]:
+    """Ranks that began with a wrong state, in an attempt in which others never began."""
+    for rank, met in read:
+        for began in case.run.trace(attempt.number, rank):
+            if began["kind"] != "began" or time_of(began) < time_of(met) or not began["restored"]:
+                continue
+            wrong = began_wrongly(case, attempt.number, began)
+            if wrong is not None:
+                yield _accepted(case, attempt, rank, met, int(str(began["restored"])), wrong)
+
+
+def _accepted(
+    case: Case, attempt: Attempt, rank: int, met: Record, step: int, wrong: str
+) -> Finding:
+    fault = case.schedule.faults[int(str(met["fault"]))]
+    return Finding(
+        verdict=Verdict.CORRUPTION_UNDETECTED,
+        reason=f"attempt {attempt.number} resumed from step {step}, though rank {rank} read "
+        f"{met['file']} as the fault '{fault}' had left it: {wrong}",
+        step=step,
+    )
 
 
 def why_it_proves_nothing(case: Case, strike: Strike) -> str | None:

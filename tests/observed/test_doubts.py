@@ -65,11 +65,11 @@ def test_an_error_long_after_the_reading_is_not_of_it(
     assert judgement.verdict is not Verdict.RECOVERED, judgement.reason
 
 
-def began(run: DiskEvidence, rank: int, attempt: int, *, wrong: str = "") -> None:
+def began(run: DiskEvidence, rank: int, attempt: int, *, wrong: str = "", t: float = 16.5) -> None:
     """One rank alone began from step 4."""
     facts = {"restored": 4, "source": 1, "damaged": [], "notes": [], "samples_per_epoch": None}
     found = state(rank, 4, [wrong] if wrong else ())
-    run.record(rank, attempt, "began", t=16.5, **facts, fingerprint=found)
+    run.record(rank, attempt, "began", t=t, **facts, fingerprint=found)
 
 
 def finished(run: DiskEvidence, *, restored: int = 4) -> None:
@@ -77,22 +77,25 @@ def finished(run: DiskEvidence, *, restored: int = 4) -> None:
     run.is_the_jobs()
 
 
-def test_an_attempt_that_another_fault_ended_shows_nothing_of_what_a_rank_accepted(
-    reference: Evidence, run: DiskEvidence
+@pytest.mark.parametrize("wrong", ["", "model"])
+def test_an_attempt_that_another_fault_ended_shows_only_what_ranks_had_accepted(
+    reference: Evidence, run: DiskEvidence, wrong: str
 ) -> None:
     second = "kill rank=0 at=restore attempt=2"
     run.strike(KILL, fault=0)
     killed(run)
     misread(run)
-    began(run, 1, 2, wrong="model")
+    began(run, 1, 2, wrong=wrong)
     run.strike(second, fault=2, attempt=2, rank=0, t=17.0)
     run.attempt((), silent=(0, 1), valid=(2, 4), **FAILED | {"exits": {0: -signal.SIGKILL, 1: 1}})
     run.fail(rank=1, attempt=2, error="RuntimeError", t=17.5, message="connection closed by peer")
     run.is_the_jobs()
     finished(run)
     judgement = run.judged(reference, f"{KILL}; {MISREAD}; {second}")
-    assert judgement.verdict is Verdict.NOT_EXERCISED, judgement.reason
-    assert "attempt 2 ended of something else" in judgement.reason
+    expected = Verdict.CORRUPTION_UNDETECTED if wrong else Verdict.NOT_EXERCISED
+    assert judgement.verdict is expected, judgement.reason
+    said = "model/x differs" if wrong else "attempt 2 ended of something else"
+    assert said in judgement.reason
 
 
 @pytest.mark.parametrize("is_struck", [True, False])
@@ -135,7 +138,7 @@ def corrupted(run: DiskEvidence, *attempts: int) -> None:
         (1, None, False, Verdict.RECOVERED),
         (0, None, False, Verdict.RECOVERED),  # on behalf of rank 1
         (0, 0, False, Verdict.UNRECOVERABLE),
-        (0, 1, False, Verdict.UNRECOVERABLE),
+        (0, 1, False, Verdict.CORRUPTION_UNDETECTED),
         (1, None, True, Verdict.NOT_EXERCISED),  # so it was not that
     ],
 )
@@ -147,8 +150,7 @@ def test_a_restart_that_failed_is_explained_by_what_was_read_if_nobody_accepted_
     corrupted(run, 2, *((3,) if reads_again else ()))
     killed(run, valid=(2,))
     if began_before is not None:
-        # Two attempts tell what is wrong with the bytes; this one failed of something else.
-        began(run, began_before, 2, wrong="model" if began_before == 1 else "")
+        began(run, began_before, 2, wrong="model" if began_before == 1 else "", t=18.5)
     run.attempt((), silent=(0, 1), valid=(2,), **FAILED)
     run.fail(rank=failing, attempt=2, error="ValueError", t=19.0, message="x")
     run.is_the_jobs()
