@@ -18,7 +18,7 @@ from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
 from .network.evidence import no_effect
-from .own_checkpoints import made_no_difference
+from .own_checkpoints import failed_of_it, why_it_proves_nothing, why_not_met
 from .run import Run
 from .supervisor import PREEMPTED
 from .trace import Record
@@ -128,15 +128,14 @@ def _without_effect(case: Case, fault: Fault, strikes: list[Strike]) -> Iterator
     if shown and not any(was_met(case, each) or was_noticed(case, each) for each in shown):
         yield (
             f"the fault '{fault}' struck {shown[0].event}, but neither did a restore meet what it "
-            "changed, nor did an error name the file"
+            f"changed, nor did an error name the file{why_not_met(case, shown)}"
         )
-    elif shown and case.run.stores_itself:
-        quiet = [each for each in shown if not was_noticed(case, each)]
-        if len(quiet) == len(shown) and all(made_no_difference(case, each) for each in shown):
+    elif shown and case.run.stores_itself and not any(was_noticed(case, each) for each in shown):
+        doubts = [why_it_proves_nothing(case, each) for each in shown]
+        if all(doubts):
             yield (
                 f"the fault '{fault}' struck {shown[0].event}, and a rank read what it had "
-                "changed, but the state is right all the same: those bytes do not matter, or the "
-                "job has them elsewhere"
+                f"changed, but {doubts[0]}"
             )
 
 
@@ -151,7 +150,10 @@ def ended_by_operation(case: Case, strike: Strike) -> bool:
     if strike.action == "fail":
         # The job may have wrapped the error; its own errors of files say nothing.
         return was_noticed(case, strike) or was_told(case, strike)
-    return strike.action in LIES and was_noticed(case, strike)
+    if strike.action not in LIES:
+        return False
+    may_be = case.run.stores_itself and failed_of_it(case, strike, alone=False)
+    return may_be or was_noticed(case, strike)
 
 
 def _was_missed(run: Run, fault: Fault, strike: Strike) -> bool:
@@ -178,7 +180,7 @@ def _error(run: Run, strike: Strike) -> Record | None:
 def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:
     """A stopped process records nothing and does not end, until it is continued or killed."""
     attempt = run.attempts[strike.attempt - 1]
-    times = [float(str(record["t"])) for record in run.trace(strike.attempt, strike.rank)]
+    times = _own_times(run, strike)
     if strike.rank not in attempt.exits and not any(t > strike.t + _SIGNAL_S for t in times):
         return True
     return fault.resume is not None and _was_silent(run, strike, fault.resume)
@@ -198,9 +200,19 @@ def _was_delayed(run: Run, strike: Strike) -> bool:
 def _was_silent(run: Run, strike: Strike, seconds: float) -> bool:
     """Whether the rank recorded nothing for nearly that long after the strike."""
     attempt = run.attempts[strike.attempt - 1]
-    times = [float(str(record["t"])) for record in run.trace(strike.attempt, strike.rank)]
+    times = _own_times(run, strike)
     after = [strike.t, *(t for t in times if t >= strike.t), attempt.ended_t]
     return any(later - earlier >= 0.9 * seconds for earlier, later in pairwise(after))
+
+
+def _own_times(run: Run, strike: Strike) -> list[float]:
+    """When the struck rank did something. The kernel closes the files of a rank that is killed at
+    last, and a disk sees that; only an operation is the rank's own doing."""
+    return [
+        float(str(record["t"]))
+        for record in run.trace(strike.attempt, strike.rank)
+        if record.get("via") != "disk" or record["kind"] in ("event", "operation")
+    ]
 
 
 def _instead(run: Run, fault: Fault, strike: Strike) -> str:

@@ -13,15 +13,27 @@ Torch-free; for `seatrial.chaos.checks`, `seatrial.chaos.effects` and the sessio
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .beginnings import beginning_differs
 from .case import Case, Finding, Verdict
+from .consequences import (
+    began_wrongly,
+    failed_of,
+    fell_back,
+    may_have_failed_of,
+    met_by_all,
+    time_of,
+    why_it_may_have_gone_back,
+)
 from .ledger import Strike
 from .run import Attempt, StoreState
 from .trace import Record, read_trace
+from .trajectory import Beginning
 
+_LONGEST = 120
 _TRACE = re.compile(r"attempt(\d+)-rank(\d+)\.")
 
 
@@ -51,92 +63,150 @@ def was_read(case: Case, strike: Strike) -> bool:
     return any(True for _ in _readers(case, strike.fault, since=strike.attempt))
 
 
-def failed_of_it(case: Case, strike: Strike) -> bool:
-    """Whether a rank failed in the attempt of the strike when it had read what was changed."""
+def failed_of_it(case: Case, strike: Strike, *, alone: bool) -> bool:
+    """Whether the attempt of the strike failed of what was changed and had been read.
+
+    ``alone``: and no other fault may have been the cause.
+    """
     attempt = case.run.attempts[strike.attempt - 1]
+    failed = failed_of if alone else may_have_failed_of
     return any(
-        _failed_after(case, attempt, rank, record)
-        for rank in range(case.run.ranks_of(attempt.number))
-        for record in _met(case, attempt.number, rank)
+        failed(case, attempt, rank, record)
+        for rank, record in met_by_all(case, attempt)
         if record["fault"] == strike.fault
     )
 
 
 def refused(case: Case, attempt: Attempt) -> bool:
-    """Whether a rank of a restart failed when it had read what a fault had changed before."""
+    """Whether a restart may have failed of what a fault had changed before."""
     if not case.run.stores_itself or case.trajectory.beginning(attempt.number) is not None:
         return False
     return any(
-        _failed_after(case, attempt, rank, record)
-        for rank in range(case.run.ranks_of(attempt.number))
-        for record in _met(case, attempt.number, rank)
+        may_have_failed_of(case, attempt, rank, record)
+        for rank, record in met_by_all(case, attempt)
     )
 
 
 def corruption_accepted(case: Case) -> Iterator[Finding]:
     """Restarts whose state is wrong after they had read what a fault had changed."""
     for attempt in case.run.attempts if case.run.stores_itself else ():
+        read = list(met_by_all(case, attempt))
         beginning = case.trajectory.beginning(attempt.number)
-        if beginning is None or beginning.restored is None:
+        if beginning is None:
+            yield from _accepted_by_one(case, attempt, read)
             continue
-        read = [
-            (rank, record)
-            for rank in range(case.run.ranks_of(attempt.number))
-            for record in _before_it_began(_met(case, attempt.number, rank), beginning.t)
-        ]
-        wrong = beginning_differs(case, beginning) if read else None
+        before = [(rank, record) for rank, record in read if time_of(record) < beginning.t]
+        if beginning.restored is None or not before:
+            continue
+        wrong = beginning_differs(case, beginning)
         if wrong is not None:
-            rank, record = read[0]
-            fault = case.schedule.faults[int(str(record["fault"]))]
-            yield Finding(
-                verdict=Verdict.CORRUPTION_UNDETECTED,
-                reason=f"attempt {attempt.number} resumed from step {beginning.restored}, though "
-                f"rank {rank} read {record['file']} as the fault '{fault}' had left it: "
-                f"{wrong.reason}",
-                component=wrong.component,
-                step=beginning.restored,
-            )
+            rank, met = before[0]
+            said = _accepted(case, attempt, rank, met, beginning.restored, wrong.reason)
+            yield replace(said, component=wrong.component)
 
 
-def made_no_difference(case: Case, strike: Strike) -> bool:
-    """Whether whoever read what was changed went on from the same step with the right state."""
-    for attempt, _, record in _readers(case, strike.fault, since=strike.attempt):
+def _accepted_by_one(
+    case: Case, attempt: Attempt, read: Sequence[tuple[int, Record]]
+) -> Iterator[Finding]:
+    """Ranks that began with a wrong state, in an attempt in which others never began."""
+    for rank, met in read:
+        for began in case.run.trace(attempt.number, rank):
+            if began["kind"] != "began" or time_of(began) < time_of(met) or not began["restored"]:
+                continue
+            wrong = began_wrongly(case, attempt.number, began)
+            if wrong is not None:
+                yield _accepted(case, attempt, rank, met, int(str(began["restored"])), wrong)
+
+
+def _accepted(
+    case: Case, attempt: Attempt, rank: int, met: Record, step: int, wrong: str
+) -> Finding:
+    fault = case.schedule.faults[int(str(met["fault"]))]
+    return Finding(
+        verdict=Verdict.CORRUPTION_UNDETECTED,
+        reason=f"attempt {attempt.number} resumed from step {step}, though rank {rank} read "
+        f"{met['file']} as the fault '{fault}' had left it: {wrong}",
+        step=step,
+    )
+
+
+def why_it_proves_nothing(case: Case, strike: Strike) -> str | None:
+    """Why it proves nothing that somebody read what was changed; None if it does prove something.
+
+    It does if the attempt failed of it, began with a wrong state, or fell back because of it.
+    """
+    doubts = []
+    for attempt, rank, record in _readers(case, strike.fault, since=strike.attempt):
         beginning = case.trajectory.beginning(attempt.number)
-        if beginning is None or beginning.restored is None:
-            return False  # it failed, or started anew
-        if beginning_differs(case, beginning) is not None:
-            return False
-        step = record.get("step")
-        if isinstance(step, int) and beginning.restored < step:
-            return False  # it fell back
-    return True
+        if beginning is None:
+            if failed_of(case, attempt, rank, record):
+                return None
+            doubts.append(
+                f"attempt {attempt.number} ended of something else, as far as can be told, before "
+                "it showed what became of that"
+            )
+        elif beginning_differs(case, beginning) is not None:
+            return None
+        elif fell_back(beginning, record):
+            other = why_it_may_have_gone_back(case, beginning, record)
+            if other is None:
+                return None
+            doubts.append(
+                f"that attempt {attempt.number} went back to {_where(beginning)} proves nothing: "
+                f"{other}"
+            )
+    return (
+        doubts[0]
+        if doubts
+        else "the state is right all the same: those bytes do not matter, or the job has them "
+        "elsewhere"
+    )
+
+
+def why_not_met(case: Case, strikes: Iterable[Strike]) -> str:
+    """The end of a sentence that says so, if somebody read what was changed at once, as for a copy.
+
+    A copy of damaged bytes is not known to be damaged.
+    """
+    for strike in strikes if case.run.stores_itself else ():
+        for rank, record in met_by_all(case, case.run.attempts[strike.attempt - 1]):
+            if record["fault"] == strike.fault:
+                return (
+                    f"; rank {rank} read {record['file']} in the same attempt, perhaps for a copy: "
+                    "let the fault strike what the copy is written to"
+                )
+    return ""
+
+
+def taken_on_trust(case: Case) -> Iterator[str]:
+    """Which attempts count as having failed of what had been read, though no error says so."""
+    for attempt in case.run.attempts if case.run.stores_itself else ():
+        for rank, record in met_by_all(case, attempt):
+            if not failed_of(case, attempt, rank, record):
+                continue
+            fault = case.schedule.faults[int(str(record["fault"]))]
+            ranks = range(case.run.ranks_of(attempt.number))
+            errors = [each for r in ranks if (each := case.run.error_of(attempt, r)) is not None]
+            error = min((each for each in errors if time_of(each) > time_of(record)), key=time_of)
+            if not any(str(record["file"]) in str(each["message"]) for each in errors):
+                said = str(error["message"]).partition("\n")[0][:_LONGEST]
+                yield (
+                    f"attempt {attempt.number} failed after rank {rank} had read {record['file']} "
+                    f"as the fault '{fault}' had left it; that it failed of that is likely, but "
+                    f"its error does not say so ({error['type']}: {said})"
+                )
+
+
+def _where(beginning: Beginning) -> str:
+    return "the start" if beginning.restored is None else f"step {beginning.restored}"
 
 
 def _readers(case: Case, fault: int, *, since: int) -> Iterator[tuple[Attempt, int, Record]]:
+    """Who read in an attempt, before it began, what a fault had changed."""
     for attempt in case.run.attempts[since - 1 :]:
         beginning = case.trajectory.beginning(attempt.number)
         until = attempt.ended_t if beginning is None else beginning.t
         is_first = attempt.number == 1 and beginning is not None
-        for rank in range(case.run.ranks_of(attempt.number)) if not is_first else ():
-            for record in _before_it_began(_met(case, attempt.number, rank), until):
-                if record["fault"] == fault:
-                    yield attempt, rank, record
-
-
-def _met(case: Case, attempt: int, rank: int) -> list[Record]:
-    return [record for record in case.run.trace(attempt, rank) if record["kind"] == "met"]
-
-
-def _before_it_began(records: list[Record], t: float) -> Iterator[Record]:
-    return (record for record in records if float(str(record["t"])) < t)
-
-
-def _failed_after(case: Case, attempt: Attempt, rank: int, met: Record) -> bool:
-    """Whether the rank raised an error next: it completed no step in between."""
-    for record in case.run.trace(attempt.number, rank):
-        if float(str(record["t"])) > float(str(met["t"])):
-            if record["kind"] == "error":
-                return True
-            if record["kind"] == "step":
-                return False
-    return False
+        for rank, record in met_by_all(case, attempt) if not is_first else ():
+            if record["fault"] == fault and time_of(record) < until:
+                yield attempt, rank, record

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .actions import DAMAGE
 from .case import Case, Resharded, Verdict
 from .checks import CHECKS
+from .own_checkpoints import taken_on_trust
 from .run import Run
 from .schedule import Schedule
 from .trajectory import Trajectory, read_trajectory
@@ -74,7 +75,14 @@ def judge(
         component=finding.component if finding else "",
         step=finding.step if finding else None,
         notes=tuple(
-            dict.fromkeys([*notes, *notes_of(run, schedule), *([run.note] if run.note else [])])
+            dict.fromkeys(
+                [
+                    *notes,
+                    *notes_of(run, schedule),
+                    *taken_on_trust(case),
+                    *([run.note] if run.note else []),
+                ]
+            )
         ),
     )
 

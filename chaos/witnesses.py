@@ -16,14 +16,15 @@ from seatrial.recovery.errors import NoValidCheckpointError
 
 from .actions import ERRORS, LIES
 from .case import Case
+from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
 from .own_checkpoints import failed_of_it, was_read
 from .run import StoreState
+from .storage.alteration import INJECTED
 from .trace import Record
 
 _STEP = re.compile(r"step-(\d+)/")
-_INJECTED = "injected by the fault '"
 
 
 def alterations(case: Case, strike: Strike) -> list[Record]:
@@ -33,22 +34,26 @@ def alterations(case: Case, strike: Strike) -> list[Record]:
 
 
 def was_noticed(case: Case, strike: Strike) -> bool:
-    """Whether a rank of the same attempt failed with an error that names what was changed, or when
-    it had read it."""
-    if failed_of_it(case, strike):
+    """Whether a rank of the same attempt failed with an error that names what was changed.
+
+    Where a job stores by itself it need not say so: it is enough that it had read it.
+    """
+    if case.run.stores_itself and failed_of_it(case, strike, alone=True):
         return True
-    files = {
-        name
-        for record in alterations(case, strike)
-        if record["changed"]
-        for name in _names(str(record["file"]))
+    changed = [record for record in alterations(case, strike) if record["changed"]]
+    files = {name for record in changed for name in _names(str(record["file"]))}
+    # A directory cannot be deleted in which a file was left.
+    full = {
+        os.path.dirname(str(record["file"]))
+        for record in changed
+        if strike.action in LIES and record["event"] == f"{STORAGE}delete"
     }
     fault = case.schedule.faults[strike.fault]
     return any(
-        file in message
+        any(_is_named(file, message) for file in files)
+        or any(_is_named(each, message, is_all=True) for each in full)
         for message in (str(error["message"]) for _, error in _errors_after(case, strike))
-        if _INJECTED not in message or _own_text(fault) in message
-        for file in files
+        if INJECTED not in message or _own_text(fault) in message
     )
 
 
@@ -67,7 +72,8 @@ def was_told(case: Case, strike: Strike) -> bool:
         if _own_text(fault) in message:
             return True
         concerns = rank == strike.rank or re.search(rf"\brank {strike.rank}\b", message)
-        if concerns and not went_on and own in cast(list[str], error["causes"]):
+        is_left = bool(_not_overcome(case, strike, error))
+        if concerns and not went_on and is_left and own in cast(list[str], error["causes"]):
             return True
         if is_by_disk(case, strike) and concerns and not went_on:
             # The kernel passes on a number and no text; native code may not even pass that on.
@@ -75,6 +81,8 @@ def was_told(case: Case, strike: Strike) -> bool:
                 return True
             if rank == strike.rank and _is_next(case, strike, error):
                 return True
+    if strike.event != f"{STORAGE}read":
+        return False
     # What a program reads through a mapping cannot be refused in another way.
     exits = case.run.attempts[strike.attempt - 1].exits
     return is_by_disk(case, strike) and exits.get(strike.rank) == -signal.SIGBUS
@@ -95,14 +103,36 @@ def is_by_disk(case: Case, strike: Strike) -> bool:
 
 
 def _is_next(case: Case, strike: Strike, error: Record) -> bool:
-    """Whether the rank announced nothing between the last refusal and its error."""
-    refused = max(float(str(record["t"])) for record in alterations(case, strike))
-    return not any(
-        refused < float(str(record["t"])) < float(str(error["t"]))
+    """Whether the rank announced nothing between the last refusal and its error.
+
+    What was dealt with is no refusal any more.
+    """
+    refused = _not_overcome(case, strike, error)
+    return bool(refused) and not any(
+        max(refused) < float(str(record["t"])) < float(str(error["t"]))
         and record["kind"] in ("event", "step", "began", "published")
         and record.get("via") != "disk"
         for record in case.run.trace(strike.attempt, strike.rank)
     )
+
+
+def _not_overcome(case: Case, strike: Strike, error: Record) -> list[float]:
+    """When operations were refused that had not been tried again with success before the error, as
+    far as the disk saw it."""
+    overcome = [
+        record
+        for record in case.run.trace(strike.attempt, strike.rank)
+        if record["kind"] == "overcome" and float(str(record["t"])) < float(str(error["t"]))
+    ]
+    return [
+        float(str(made["t"]))
+        for made in alterations(case, strike)
+        if not any(
+            (made["event"], made["file"]) == (again["event"], again["file"])
+            and float(str(made["t"])) < float(str(again["t"]))
+            for again in overcome
+        )
+    ]
 
 
 def went_on_after(case: Case, strike: Strike, step: int) -> bool:
@@ -171,8 +201,8 @@ def _is_told_of(case: Case, damage: Record, reasons: str, before: StoreState) ->
     if len(_faults_that_damaged(case, step)) < 2:
         return True
     said = f"{reasons} {before.damaged.get(step, '')}"
-    names = _names(f"{damage['file']} {damage['change']}", step)
-    if any(name in said for name in names):
+    names = _names(str(damage["file"]), step, change=str(damage["change"]))
+    if any(_is_named(name, said) for name in names):
         return True
     is_manifest = "/manifest" in str(damage["file"])
     return is_manifest and bool(said.strip()) and not _STEP.search(said)
@@ -187,18 +217,28 @@ def _faults_that_damaged(case: Case, step: int) -> set[object]:
     }
 
 
-def _names(text: str, step: int | None = None) -> list[str]:
-    """The files in ``text`` from the directory of their step on, or only of one ``step``.
+def _names(file: str, step: int | None = None, *, change: str = "") -> list[str]:
+    """The files in both from the directory of their step on, or only of one ``step``.
 
-    A swap changes two. A file that is in no step's directory is known by its own name.
+    A swap changes two. A file that is in no step's directory is known by its name and that of the
+    directory above it: many programs have a ``model.pt``.
     """
     number = r"\d+" if step is None else rf"0*{step}"
-    found = re.findall(rf"step-{number}/\S+", text)
-    return found or [text.split(" ")[0].rpartition("/")[2]]
+    found = re.findall(rf"step-{number}/\S+", f"{file} {change}")
+    return found or ["/".join(file.split("/")[-2:])]
+
+
+def _is_named(name: str, message: str, *, is_all: bool = False) -> bool:
+    """Whether a message names that file, and not one whose name only contains it.
+
+    ``is_all``: nor one below it.
+    """
+    more = "/" * is_all
+    return bool(re.search(rf"(?<![\w.{more}-]){re.escape(name)}(?![\w{more}-]|\.\w)", message))
 
 
 def _own_text(fault: Fault) -> str:
-    return f"{_INJECTED}{fault}'"
+    return f"{INJECTED}{fault}'"
 
 
 def _last_step(case: Case, strike: Strike) -> int:

@@ -2,8 +2,8 @@
 
 Guarantees: of every write, link and closing that a fault altered, lost or held back, the disk
 knows which bytes are not what the program wrote (`seatrial.chaos.observed.scars`), and the trace of
-a rank that reads them, or looks for a file that is gone, says so: ``met``. The step that a file was
-written in is remembered beyond the attempt.
+a rank that reads them, or looks for a file that is gone, says so: ``met``. A file that was written
+in a save is part of the checkpoint of that step, also for later attempts; any other is of none.
 
 Not safe for threads but for `Content.commit`; for `seatrial.chaos.observed.filesystem`. Torch-free.
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 from ..actions import LIES
 from ..storage.alteration import Alteration, step_of_own_content
 from .crew import Crew, DiskOperations, Member
-from .scars import Scar, Scars, difference
+from .scars import HeldWrite, Scar, Scars, difference
 
 
 class Content:
@@ -29,28 +30,47 @@ class Content:
         self._live = live
         self._aside = aside
         self._scars = Scars()
-        self._steps: dict[int, int] = {}  # by inode, when it was written
+        self._steps: dict[int, int] = {}  # by inode, of which checkpoint it is
         self._numbers = count()
-        self._copies: list[int] = []
+        self._held: list[HeldWrite] = []
 
     # What happens to files
 
     def wrote(self, handle: int, start: int, end: int) -> None:
         """Bytes of an open file have been written."""
-        self._scars.heal(os.fstat(handle).st_ino, start, end)
+        inode = os.fstat(handle).st_ino
+        self._scars.heal(inode, start, end)
+        for held in self._held:
+            if held.inode == inode and held.copy != handle:
+                held.note_newer(start, end)
 
     def written_in(self, handle: int, member: Member) -> None:
-        """A rank writes to the file in the step that it is in."""
-        if member.injector.last_step is not None:
-            self._steps[os.fstat(handle).st_ino] = member.injector.last_step
+        """A rank writes to the file: of a checkpoint, if it does so in a save."""
+        inode = os.fstat(handle).st_ino
+        if member.saved_step is None:
+            self._steps.pop(inode, None)
+        else:
+            self._steps[inode] = member.saved_step
 
     def cut(self, file: int | Path, length: int) -> None:
         """A file was given a length."""
-        self._scars.cut(os.stat(file).st_ino, length)
+        inode = os.stat(file).st_ino
+        self._scars.cut(inode, length)
+        for held in self._held:
+            if held.inode == inode:
+                held.note_newer(length, held.end)
 
     def made(self, path: str) -> None:
         """A name is there."""
         self._scars.made(path)
+
+    def moved(self, old: str, new: str) -> None:
+        """A file or a directory has another name."""
+        self._scars.moved(old, new)
+
+    def gone(self, path: str) -> None:
+        """A name was deleted."""
+        self._scars.gone(path)
 
     def removed(self, inode: int) -> None:
         """The last name of a file is gone; -1 for none."""
@@ -64,25 +84,32 @@ class Content:
                 with suppress(OSError):
                     member.operations.remember(root + path, (self._live / path[1:]).read_bytes())
 
-    def held(self, handle: int, write: Callable[[int], None]) -> Callable[[], object]:
-        """``write``, to the same file, whatever its name is then and whether it is still open."""
-        copy = os.dup(handle)
-        self._copies.append(copy)
+    def held(
+        self, handle: int, write: Callable[[int], None], start: int, end: int
+    ) -> Callable[[], object]:
+        """``write``, to the same file, whatever its name is then and whether it is still open.
+
+        What was written there in between is damaged when it lands.
+        """
+        held = HeldWrite(os.dup(handle), os.fstat(handle).st_ino, start, end)
+        self._held.append(held)
 
         def do() -> None:
-            self._copies.remove(copy)
+            self._held.remove(held)
             try:
-                write(copy)
+                write(held.copy)
             finally:
-                os.close(copy)
+                os.close(held.copy)
+            for scar in held.damage():
+                self._scars.add(held.inode, scar)
 
         return do
 
     def part(self) -> None:
         """What was held back is lost."""
-        for copy in self._copies:
-            os.close(copy)
-        self._copies.clear()
+        for held in self._held:
+            os.close(held.copy)
+        self._held.clear()
 
     # What faults made of them
 
@@ -94,7 +121,7 @@ class Content:
             with suppress(OSError):
                 path = self._live / os.path.relpath(file, member.root)
                 return self._steps.get(path.stat().st_ino)
-        return member.injector.last_step
+        return member.saved_step
 
     def told(self, operation: Alteration, member: Member) -> None:
         """A fault met an operation, which has been carried out as it is now."""
@@ -112,7 +139,11 @@ class Content:
                 offset = operation.facts["offset"]
                 assert isinstance(offset, int)
                 scar = self._scar(index, member, offset + start, offset + end)
-                self._scars.add(os.fstat(handle).st_ino, scar)
+                inode = os.fstat(handle).st_ino
+                self._scars.add(inode, scar)
+                for held in self._held if operation.hold else ():
+                    if (held.inode, held.start, held.end) == (inode, scar.start, scar.end):
+                        held.scars.append(scar)
             elif isinstance(asked, str):  # a name that should be there
                 self._scars.add_missing(asked, self._scar(index, member, 0, 0))
 
@@ -140,7 +171,8 @@ class Content:
                     for index in lies:
                         self._scars.add_missing(path, self._scar(index, member, 0, 0))
                 if operation.hold:
-                    operations.hold(operation, lambda: self._put_back(aside, path, lock))
+                    scars = [self._scar(index, member, 0, 0) for index in lies]
+                    operations.hold(operation, lambda: self._put_back(aside, path, lock, scars))
             for change in operation.changes_at_rest(possible=where.is_file()):
                 before = where.read_bytes()
                 after = change(before)
@@ -152,13 +184,19 @@ class Content:
                         self._scars.add(where.stat().st_ino, scar)
         operation.end()
 
-    def _put_back(self, aside: Path, path: str, lock: AbstractContextManager[object]) -> None:
+    def _put_back(
+        self, aside: Path, path: str, lock: AbstractContextManager[object], scars: list[Scar]
+    ) -> None:
+        """A file that was held back is there again, in place of a newer one if there is one."""
         with lock:
-            aside.rename(self._live / path[1:])
+            where, found = self._live / path[1:], aside.stat()
+            for scar in scars if where.exists() else ():
+                self._scars.add(found.st_ino, replace(scar, end=found.st_size))
+            aside.rename(where)
             self._scars.made(path)
 
     def _scar(self, index: int, member: Member, start: int, end: int) -> Scar:
-        return Scar(index, member.injector.last_step, start, end)
+        return Scar(index, member.saved_step, start, end)
 
     # Who came upon it
 
@@ -167,6 +205,11 @@ class Content:
         found = os.fstat(handle)
         for scar in self._scars.read(found.st_ino, start, end, found.st_size):
             member.meet(scar.fault, file, scar.step)
+
+    def listed(self, member: Member, root: str, directory: str) -> None:
+        """A rank was told which files are in a directory."""
+        for path, scar in self._scars.missing_in(directory):
+            member.meet(scar.fault, root + path, scar.step)
 
     def missed(self, member: Member, file: str, path: str) -> None:
         """A rank was told that a file is not there."""

@@ -16,8 +16,10 @@ RANK = "user.seatrial.rank"
 """Written by a rank: its faults, as JSON. Reads as how files beside the disk are looked for."""
 STEP = "user.seatrial.step"
 """Written by a rank: the number of the step that it is in."""
+SAVING = "user.seatrial.saving"
+"""Written by a rank: 1 when a save begins, 0 when it is done."""
 CONTENT = "user.seatrial.content"
-"""Written by a rank: all files of its store are checkpoints, which its job writes by itself."""
+"""Written by a rank: what it writes in a save are checkpoints of the job's own."""
 END = "user.seatrial.end"
 """Written by a rank that leaves in good order."""
 PARTING = "user.seatrial.parting"
@@ -45,11 +47,13 @@ class Link:
         os.setxattr(self._store, RANK, plan.encode())
         return os.getxattr(self._store, RANK) == b"audit"
 
-    def __call__(self, _event: str, _edge: str, facts: dict[str, object]) -> None:
+    def __call__(self, event: str, edge: str, facts: dict[str, object]) -> None:
         step = facts.get("step")
         if isinstance(step, int) and step != self._told:
             os.setxattr(self._store, STEP, str(step).encode())
             self._told = step
+        if event == "checkpoint":
+            os.setxattr(self._store, SAVING, b"1" if edge == "before" else b"0")
 
     def holds(self, file: str) -> bool:
         """Whether ``file`` is on the disk."""

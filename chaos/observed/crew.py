@@ -30,6 +30,7 @@ from ..storage.alteration import Alteration
 from ..storage.operations import Operations
 from ..trace import TraceWriter, disk_trace
 from .callers import Callers, is_dying, is_stopped
+from .handles import Retries
 
 _SLICE_S = 0.01
 
@@ -148,7 +149,13 @@ class DiskOperations(Operations):
 
 
 class Member:
-    """One rank in one attempt. ``is_content``: all its files are checkpoints of the job's own."""
+    """One rank in one attempt.
+
+    Attributes:
+        is_content: what it writes in a save are checkpoints of the job's own.
+        is_saving: it is in a save.
+        retries: what was refused to it.
+    """
 
     def __init__(self, plan: str, pid: int, *, store: str, cut: Cut) -> None:
         values = json.loads(plan)
@@ -165,10 +172,17 @@ class Member:
         self.operations = DiskOperations(self.injector)
         self.run_directory = str(Path(values["trace"]).parent.parent)
         self.is_content = False
+        self.is_saving = False
+        self.retries = Retries()
         self.pid = pid
         self.rank = self.injector.rank
         self.root = values["root"]
         self._met: set[tuple[int, str]] = set()
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the checkpoint that it is writing; None outside of a save."""
+        return self.injector.last_step if self.is_saving else None
 
     def meet(self, fault: int, file: str, step: int | None) -> None:
         """The rank has come upon what a fault had made of a file."""

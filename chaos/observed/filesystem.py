@@ -75,7 +75,10 @@ class ObservedFileSystem(Observing):
         if member is None:
             return plain(path, fh)
         own, above, *_ = plain(path, fh)  # which no program is told of
-        return [own, above, *self._perform(member, "list", path, lambda _: plain(path, fh)[2:])]
+        names = self._perform(member, "list", path, lambda _: plain(path, fh)[2:])
+        with self._lock:
+            self._content.listed(member, self._root, path)
+        return [own, above, *names]
 
     # Files
 
@@ -155,7 +158,8 @@ class ObservedFileSystem(Observing):
                     done.append(written)
 
         def later(content: bytes) -> Callable[[], object]:
-            return self._content.held(fh, lambda copy: do(content, copy))
+            end = offset + len(content)
+            return self._content.held(fh, lambda copy: do(content, copy), offset, end)
 
         member = self._member("write", path, fh)
         if member is None:
@@ -176,7 +180,8 @@ class ObservedFileSystem(Observing):
             if member is not None:
                 path = path or handle.path
                 operations = member.operations.of(caller())
-                self._content.commit(member, operations, self._root, path, self._lock)
+                with self._tried(member, "storage/commit", self._root + path, handle):
+                    self._content.commit(member, operations, self._root, path, self._lock)
         return 0
 
     def release(self, path: str, fh: int) -> int:
@@ -227,6 +232,7 @@ class ObservedFileSystem(Observing):
                 replaced = self._last_name(new)
                 done = plain(old, new)
                 self._content.removed(replaced)
+                self._content.moved(old, new)
                 self._content.made(new)
                 return done
 
@@ -251,6 +257,7 @@ class ObservedFileSystem(Observing):
                 removed = self._last_name(path)
                 done = plain(call, path)
                 self._content.removed(removed)
+                self._content.gone(path)
                 return done
 
         return self._change("delete", path, do)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..storage.alteration import INJECTED
 from .scars import difference
 
 _FLIPPED_MOST = 8  # bytes; what is longer is another version of the file
@@ -50,6 +51,30 @@ class Handle:
         for at, bits in here.items():
             changed[at] ^= bits
         return bytes(changed)
+
+
+class Retries:
+    """Which operations of a rank faults have refused, and which of those it has tried again.
+
+    A program that gives up still writes and closes what it has open. So where a file is open, only
+    success by another opening of it shows that the refusal was dealt with.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[tuple[str, str], Handle | None] = {}
+
+    def refused(self, event: str, file: str, handle: Handle | None, error: OSError) -> None:
+        """An operation has failed; of others than faults nothing is kept."""
+        if INJECTED in str(error):
+            self._refused[event, file] = handle
+
+    def are_over(self, event: str, file: str, handle: Handle | None) -> bool:
+        """An operation has succeeded; whether a refusal is dealt with by that."""
+        before = self._refused.get((event, file), handle)
+        if (event, file) not in self._refused or (handle is not None and before is handle):
+            return False
+        del self._refused[event, file]
+        return True
 
 
 @dataclass(frozen=True)

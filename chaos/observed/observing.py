@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,14 @@ class Observing(PowerFileSystem):
             self._elsewhere.drain()
             self._crew.part()
             self._content.part()
-        elif name in (control.STEP, control.CONTENT, control.END):
+        elif name in (control.STEP, control.SAVING, control.CONTENT, control.END):
             member = self._crew.of(thread)
             if member is None:
                 return 0  # nothing waits for it here
             if name == control.STEP:
                 member.injector.at_step(int(text))
+            elif name == control.SAVING:
+                member.is_saving = text == "1"
             elif name == control.CONTENT:
                 member.is_content = True
             else:
@@ -118,14 +120,32 @@ class Observing(PowerFileSystem):
     ) -> Any:
         thread = caller()
         self._looked.pop(thread, None)
+        fh = facts.get("handle")
+        handle = self._handles.get(fh) if isinstance(fh, int) else None
+        with self._tried(member, f"storage/{name}", self._root + path, handle):
+            try:
+                return member.operations.of(thread).perform(
+                    f"storage/{name}", do, data, None, {"file": self._root + path, **facts}
+                )
+            except FileNotFoundError:
+                with self._lock:
+                    self._content.missed(member, self._root + path, path)
+                raise
+
+    @contextmanager
+    def _tried(
+        self, member: Member, event: str, file: str, handle: Handle | None
+    ) -> Iterator[None]:
+        """The body is an operation of a rank, perhaps one that was refused before."""
         try:
-            return member.operations.of(thread).perform(
-                f"storage/{name}", do, data, None, {"file": self._root + path, **facts}
-            )
-        except FileNotFoundError:
+            yield
+        except OSError as error:
             with self._lock:
-                self._content.missed(member, self._root + path, path)
+                member.retries.refused(event, file, handle, error)
             raise
+        with self._lock:
+            if member.retries.are_over(event, file, handle):
+                member.trace.record("overcome", event=event, file=file)
 
     def _change(
         self,

@@ -10,8 +10,9 @@ Does not: judge what the reader made of it. Not safe for threads; for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,33 @@ class Scar:
     step: int | None
     start: int
     end: int
+
+
+@dataclass
+class HeldWrite:
+    """Bytes ``start`` to ``end`` of a file that are held back, to be written by ``copy``.
+
+    ``scars`` are of the faults that hold it. What is written there in the meantime is newer.
+    """
+
+    copy: int
+    inode: int
+    start: int
+    end: int
+    scars: list[Scar] = field(default_factory=list)
+    newer: list[tuple[int, int]] = field(default_factory=list)
+
+    def note_newer(self, start: int, end: int) -> None:
+        """Those bytes have been written, or cut off, in the meantime."""
+        start, end = max(start, self.start), min(end, self.end)
+        if start < end:
+            self.newer.append((start, end))
+
+    def damage(self) -> Iterator[Scar]:
+        """What it does when it lands."""
+        for scar in self.scars:
+            for start, end in self.newer:
+                yield replace(scar, start=start, end=end)
 
 
 class Scars:
@@ -56,6 +84,26 @@ class Scars:
         """The file is there now."""
         self._missing.pop(path, None)
 
+    def moved(self, old: str, new: str) -> None:
+        """A directory has another name, and what is missing in it is missing there."""
+        self.gone(new)
+        for path in _below(old, self._missing):
+            self._missing[new + path[len(old) :]] = self._missing.pop(path)
+
+    def gone(self, path: str) -> None:
+        """A directory was deleted; nothing should be there any more."""
+        for each in _below(path, self._missing):
+            del self._missing[each]
+
+    def missing_in(self, directory: str) -> list[tuple[str, Scar]]:
+        """The files that should be in a directory and are not."""
+        return [
+            (path, scar)
+            for path, scars in self._missing.items()
+            if os.path.dirname(path) == directory
+            for scar in scars
+        ]
+
     def missed(self, path: str) -> list[Scar]:
         """Whose doing it is that a file is not there."""
         return self._missing.get(path, [])
@@ -69,6 +117,11 @@ class Scars:
             overlaps = scar.start < end and max(scar.end, scar.start + 1) > start
             if overlaps or (scar.start >= size and end >= size):
                 yield scar
+
+
+def _below(directory: str, paths: Iterable[str]) -> list[str]:
+    beginning = os.path.join(directory, "")
+    return [path for path in paths if path.startswith(beginning)]
 
 
 def difference(before: bytes, after: bytes) -> tuple[int, int]:

@@ -22,7 +22,10 @@ from ..events import STORAGE
 from ..fault import Fault
 from ..inject import Injector
 
-__all__ = ["Alteration", "step_of_file", "step_of_own_content"]
+__all__ = ["INJECTED", "Alteration", "step_of_file", "step_of_own_content"]
+
+INJECTED = "injected by the fault '"
+"""In the text of every error that a fault raises, before the fault."""
 
 Key = tuple[Hashable, ...]
 

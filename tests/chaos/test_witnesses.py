@@ -215,3 +215,57 @@ def test_damage_in_a_restore_that_fell_back_was_met_by_it(
     )  # fmt: skip
     judgement = run.judged(reference, f"{KILL}; {text}")
     assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("named", "is_it"),
+    [
+        ("/data/ckpt-4/rank-1", True),
+        ("'ckpt-4/rank-1'.", True),
+        ("/logs/rank-1", False),
+        ("/logs/rank-10.log", False),
+        ("/data/ckpt-4/rank-10", False),
+        ("/data/ckpt-4/rank-1.log", False),
+        ("/data/old-ckpt-4/rank-1", False),
+    ],
+)
+def test_an_error_names_a_file_by_more_than_its_last_name(
+    reference: Evidence, run: Evidence, named: str, is_it: bool
+) -> None:
+    corrupt = "corrupt rank=1 at=step:4/storage/write"
+    run.strike(corrupt, fault=0, step=4, event="storage/write")
+    facts = {"fault": 0, "event": "storage/write", "file": "/data/ckpt-4/rank-1", "change": "x"}
+    run.record(1, 1, "operation", **facts, changed=True)
+    run.fail(rank=0, attempt=1, error="RuntimeError", t=11.0, message=f"no space for {named}")
+    run.attempt(range(1, 5), published=(2, 4), valid=(2, 4), **FAILED)
+    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    judgement = run.judged(reference, corrupt)
+    expected = Verdict.RECOVERED if is_it else Verdict.NOT_EXERCISED
+    assert judgement.verdict is expected, judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("event", "named", "is_it"),
+    [
+        ("delete", "/data/ckpt-4", True),
+        ("delete", "'/data/ckpt-4'", True),
+        ("delete", "ckpt-4", False),
+        ("delete", "/data/ckpt-4/rank-0", False),
+        ("delete", "/data/ckpt-40", False),
+        ("delete", "/data", False),
+        ("rename", "/data/ckpt-4", False),
+    ],
+)
+def test_a_deletion_that_was_lost_is_told_of_by_who_cannot_delete_the_directory(
+    reference: Evidence, run: Evidence, event: str, named: str, is_it: bool
+) -> None:
+    lose = f"lose rank=1 at=step:4/storage/{event}"
+    run.strike(lose, fault=0, step=4, event=f"storage/{event}")
+    facts = {"fault": 0, "event": f"storage/{event}", "file": "/data/ckpt-4/rank-1", "change": "x"}
+    run.record(1, 1, "operation", **facts, changed=True)
+    run.fail(rank=0, attempt=1, error="OSError", t=11.0, message=f"Directory not empty: {named}")
+    run.attempt(range(1, 5), published=(2, 4), valid=(2, 4), **FAILED)
+    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    judgement = run.judged(reference, lose)
+    expected = Verdict.RECOVERED if is_it else Verdict.UNRECOVERABLE
+    assert judgement.verdict is expected, judgement.reason

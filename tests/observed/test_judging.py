@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disk_evidence import CORRUPT, FILE, KILL, KILLED, DiskEvidence
 from evidence import Evidence
 
 from seatrial.chaos.errors import UsageError
-from seatrial.chaos.launch.plan import trace_file
 from seatrial.chaos.own_checkpoints import state_of
 from seatrial.chaos.powerloss import check_kind
-from seatrial.chaos.trace import TraceWriter, disk_trace
 from seatrial.chaos.verdict import Verdict
-
-KILL = "kill rank=1 at=step:5/data"
-KILLED = {0: 1, 1: -signal.SIGKILL}
-FILE = "/disk/store/ckpt-4/rank-1"
-CORRUPT = "corrupt rank=1 at=step:4/storage/write"
-
-
-class DiskEvidence(Evidence):
-    """A run whose job saves by its own code, on a disk that observes."""
-
-    def saw(self, rank: int, attempt: int, kind: str, **fields: object) -> None:
-        trace = TraceWriter(disk_trace(trace_file(self.directory, attempt, rank)))
-        trace.record(kind, **{"t": 10.0 * attempt - 2, "via": "disk", **fields})  # type: ignore[arg-type]
-        trace.close()
-
-    def is_the_jobs(self) -> None:
-        """The last attempt's checkpoints are the job's own."""
-        store = replace(self.attempts[-1].store, own=True)
-        self.attempts[-1] = replace(self.attempts[-1], store=store)
 
 
 @pytest.fixture
@@ -184,3 +163,63 @@ def test_a_machine_that_cannot_have_such_a_disk_is_told_what_it_lacks(
     monkeypatch.setattr(f"{module}.shutil.which", lambda _: there["fusermount3"])
     with pytest.raises(UsageError, match=rf"--chaos-disk fuse needs .*{missing}"):
         check_kind("fuse", "--chaos-disk")
+
+
+@pytest.mark.parametrize("resume", ["", " resume=2"])
+@pytest.mark.parametrize(
+    ("kind", "is_stopped"), [("elsewhere", True), ("met", True), ("event", False)]
+)
+def test_what_the_kernel_does_for_a_stopped_rank_does_not_show_that_it_ran(
+    reference: Evidence, tmp_path: Path, kind: str, is_stopped: bool, resume: str
+) -> None:
+    stop = f"stop rank=1 at=step:4/storage/write{resume}"
+    run = DiskEvidence(tmp_path / "run")
+    run.strike(stop, fault=0, step=4, event="storage/write", t=10.0)
+    # Its trace goes on when it has been continued.
+    for t in (10.8, 11.6, 12.4) if resume else (12.0,):
+        run.saw(1, 1, kind, t=t, file=FILE, event="storage/read", edge="before")
+    attempt: dict[str, object] = {"published": (2,), "valid": (2,)}
+    if resume:
+        run.record(1, 1, "event", t=13.5, event="data", edge="before")
+        attempt = {"published": (2, 4, 6), "valid": (4, 6)}
+    else:
+        attempt |= {"ending": "hung", "exits": {0: 1}, "cause": "hung"}
+    run.attempt(range(1, 7 if resume else 5), **attempt)
+    if not resume:
+        run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, stop)
+    expected = Verdict.RECOVERED if is_stopped else Verdict.NOT_EXERCISED
+    assert judgement.verdict is expected, judgement.reason
+
+
+FAIL = "fail rank=1 at=step:4/storage/write error=EIO"
+
+
+@pytest.mark.parametrize(
+    ("overcome", "status", "event", "verdict"),
+    [
+        ("", 1, "write", Verdict.RECOVERED),
+        (FILE, 1, "write", Verdict.UNRECOVERABLE),
+        ("/disk/store/ckpt-4/other", 1, "write", Verdict.RECOVERED),
+        ("", -signal.SIGBUS, "read", Verdict.RECOVERED),
+        ("", -signal.SIGBUS, "write", Verdict.UNRECOVERABLE),
+    ],
+)
+def test_a_refusal_that_was_tried_again_explains_nothing_nor_does_one_explain_any_signal(
+    reference: Evidence, tmp_path: Path, overcome: str, status: int, event: str, verdict: Verdict
+) -> None:
+    fault = FAIL.replace("write", event)
+    run = DiskEvidence(tmp_path / "run")
+    run.strike(fault, fault=0, step=4, event=f"storage/{event}", t=10.0)
+    facts = {"fault": 0, "event": f"storage/{event}", "file": FILE, "change": "EIO"}
+    run.saw(1, 1, "operation", t=10.0, **facts, changed=True)
+    if overcome:
+        run.saw(1, 1, "overcome", t=10.1, event="storage/write", file=overcome)
+    if status == 1:
+        causes = ["OSError"] if overcome == FILE else []
+        bug = {"error": "KeyError", "causes": causes, "message": "an unrelated bug"}
+        run.fail(rank=1, attempt=1, t=12.0, **bug)  # type: ignore[arg-type]
+    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: status}, published=(2,), valid=(2,))
+    run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
+    judgement = run.judged(reference, fault)
+    assert judgement.verdict is verdict, judgement.reason
