@@ -112,7 +112,7 @@ class Custodian:
     def _launch(self, method: str, plan_file: Path) -> None:
         self._plan = plan = AttemptPlan.from_json(plan_file.read_text())
         if method == "torchrun":
-            pid = _start([_AGENT, str(plan_file)], Path(plan.directory))
+            pid = _start([_AGENT, str(plan_file), str(os.getpid())], Path(plan.directory))
             self._watch(pid, _Runs(range(plan.world.ranks), agent=True))
             return
         if method == "hosts":

@@ -16,7 +16,7 @@ _LOCK = ".in-use"
 
 
 class Use:
-    """This process uses ``directory``, which is made if need be, until `end`; what it forks does not."""
+    """This process uses ``directory``, which is made if need be; what it forks does not."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

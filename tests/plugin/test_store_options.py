@@ -9,6 +9,9 @@ from object_servers import BUCKET, S3Server, moto
 
 RunPytest = Callable[..., pytest.RunResult]
 
+# What moto holds is the process's, and other tests have their own stores in it.
+URL = f"s3://{BUCKET}/options"
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
@@ -28,7 +31,10 @@ def options(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "client_kwargs.region_name=us-east-1",
         "config_kwargs.s3.addressing_style=path",
     ]
-    return [f"--chaos-store=s3://{BUCKET}/options", *(f"--chaos-store-option={word}" for word in words)]
+    return [
+        f"--chaos-store={URL}",
+        *(f"--chaos-store-option={word}" for word in words),
+    ]
 
 
 def said_by(result: pytest.RunResult) -> str:
@@ -47,14 +53,16 @@ def test_ranks_reach_the_store_and_the_replay_line_has_the_options_without_the_s
         assert f"{name} {value}" in replay
     assert "correct-horse" not in said_by(result)
     assert any("/options/" in place and "begun.json" in place for _, place in server.requests)
-    assert server.client().list_objects_v2(Bucket=BUCKET, Prefix="options/").get("Contents", []) == []
+    assert (
+        server.client().list_objects_v2(Bucket=BUCKET, Prefix="options/").get("Contents", []) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (
-            [f"--chaos-store=s3://{BUCKET}/options", "--chaos-store-option=secret=horse"],
+            [f"--chaos-store={URL}", "--chaos-store-option=secret=horse"],
             "--chaos-store-option: secret is a secret",
         ),
         (["--chaos-store-option=key=a"], "is for a URL: give one with --chaos-store"),
@@ -62,7 +70,7 @@ def test_ranks_reach_the_store_and_the_replay_line_has_the_options_without_the_s
         (["--chaos-store=ftp://me:horse@host/x"], "--chaos-store: the URL has a secret in it"),
         (["--chaos-certify=ftp://me:horse@host/x"], "--chaos-certify: the URL has a secret in it"),
         (
-            [f"--chaos-store=s3://{BUCKET}/options", "--chaos-store-option=secret=env:NOT_SET"],
+            [f"--chaos-store={URL}", "--chaos-store-option=secret=env:NOT_SET"],
             "'NOT_SET', which is not set",
         ),
     ],
