@@ -1,4 +1,4 @@
-"""Open files of the disk, and what the kernel makes of reading them and asking for them.
+"""Open files of the disk, and what the kernel and programs make of operations that failed.
 
 The kernel fetches more than it was asked for, forgets it, fetches it again, and keeps to itself
 that something failed which nobody had needed yet. A fault must reach the program all the same.
