@@ -258,7 +258,9 @@ def test_a_process_that_is_gone_has_no_stack(tmp_path: Path) -> None:
 def test_a_hang_that_no_fault_explains_is_looked_at_natively(
     supervise_program: Callable[..., Run],
 ) -> None:
-    run = supervise_program("hang", silence_s=1.0)
+    run = supervise_program(
+        "hang", silence_s=4.0
+    )  # ranks on a busy machine are silent while they start
     (attempt,) = run.attempts
     said = "\n".join(attempt.stacks)
     assert "rank 0, native, newest frame first:" in said
