@@ -107,12 +107,10 @@ def ended_by(case: Case, strike: Strike) -> bool:
     bent = next((each for each in calls if each.strike == strike), None)
     if bent is None or attempt.ending == "completed":
         return False
-    errors = [
-        record
-        for rank in range(case.run.ranks_of(strike.attempt))
-        for record in case.run.trace(strike.attempt, rank)
-        if record["kind"] == "error"
-    ]
+    traces = [case.run.trace(strike.attempt, r) for r in range(case.run.ranks_of(strike.attempt))]
+    if all(any(r["kind"] == "ended" and not r["status"] for r in trace) for trace in traces):
+        return False  # they had done all of it, and left too slowly
+    errors = [record for trace in traces for record in trace if record["kind"] == "error"]
     ended_t = min((float(str(each["t"])) for each in errors), default=attempt.ended_t)
     if bent.t > ended_t:
         return False

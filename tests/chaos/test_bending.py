@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import Evidence
+from evidence import Evidence, uninterrupted
 
 from seatrial.chaos.verdict import Judgement, Verdict
 
@@ -19,10 +19,7 @@ ALL = range(1, 7)
 
 @pytest.fixture
 def reference(tmp_path: Path) -> Evidence:
-    """Six steps, never interrupted."""
-    clean = Evidence(tmp_path / "reference")
-    clean.attempt(ALL, published=(2, 4, 6), valid=(4, 6))
-    return clean
+    return uninterrupted(tmp_path / "reference")
 
 
 @pytest.fixture
@@ -150,6 +147,16 @@ def hung(run: Evidence, steps: range = range(1, 5)) -> None:
     """An attempt that hung after these steps, and one that went on from the checkpoint of 4."""
     run.attempt(steps, ending="hung", exits={}, **SAVED)
     run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+
+
+def test_ranks_that_had_done_all_of_it_did_not_hang_of_the_bend(run: Evidence, judged: Any) -> None:
+    last = "duplicate rank=1 at=step:6/collective/barrier"
+    run.attempt(ALL, ending="hung", published=(2, 4, 6), valid=(4, 6))
+    bend(run, last, step=6, t=13.5)  # in the last save, after the last step
+    for rank in (0, 1):
+        run.record(rank, 1, "ended", status=0)
+    run.attempt((), restored=6, source=1, valid=(4, 6))
+    assert judged(last).verdict is not Verdict.RECOVERED
 
 
 def test_a_hang_is_of_the_last_bend_before_it(run: Evidence, judged: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import Evidence
+from evidence import Evidence, uninterrupted
 
 from seatrial.chaos.verdict import Verdict
 
@@ -25,9 +25,7 @@ def file_of(step: int, name: str = SHARD) -> str:
 
 @pytest.fixture
 def reference(tmp_path: Path) -> Evidence:
-    clean = Evidence(tmp_path / "reference")
-    clean.attempt(range(1, 7), published=(2, 4, 6), valid=(4, 6))
-    return clean
+    return uninterrupted(tmp_path / "reference")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from disk_evidence import CORRUPT, FILE, KILL, KILLED, DiskEvidence
-from evidence import Evidence, state
+from evidence import Evidence, state, uninterrupted
 
 from seatrial.chaos.verdict import Verdict
 
@@ -22,9 +22,7 @@ FAILED: dict[str, Any] = {"ending": "failed", "exits": {0: 1, 1: 1}, "cause": "f
 
 @pytest.fixture
 def reference(tmp_path: Path) -> Evidence:
-    clean = Evidence(tmp_path / "reference")
-    clean.attempt(range(1, 7), published=(2, 4, 6), valid=(4, 6))
-    return clean
+    return uninterrupted(tmp_path / "reference")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from evidence import ALL, KILL, KILLED, Evidence
+from evidence import KILL, KILLED, Evidence, uninterrupted
 
 MakeEvidence = Callable[[str], Evidence]
 
@@ -17,11 +17,8 @@ def make_evidence(tmp_path: Path) -> MakeEvidence:
 
 
 @pytest.fixture
-def reference(make_evidence: MakeEvidence) -> Evidence:
-    """Six steps, never interrupted."""
-    clean = make_evidence("reference")
-    clean.attempt(ALL, published=(2, 4, 6), valid=(4, 6))
-    return clean
+def reference(tmp_path: Path) -> Evidence:
+    return uninterrupted(tmp_path / "reference")
 
 
 @pytest.fixture
