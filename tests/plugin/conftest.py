@@ -38,6 +38,10 @@ def run_pytest(
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)
 
+    # With these set, pytest does not cut the lines of its summary, and all is printed twice.
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
+
     # Its plugin imports the whole of hypothesis at the end of every session: 0.8 s for nothing.
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")
 
