@@ -7,8 +7,9 @@ Sizes that may rightly differ from rank to rank (of ``all_to_all``) are not comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -40,6 +41,15 @@ class Operation:
 
     is_point_to_point: bool = False
 
+    @cached_property
+    def terms(self) -> Callable[[Arguments], Hashable]:
+        """What else every rank must say alike: the reduction, the root, the peer and the tag."""
+        if self.is_point_to_point:
+            return partial(_message_of, self)
+        if self.has_reduction:
+            return partial(_both_of if self.has_root else reduction_of, self)
+        return partial(root_of if self.has_root else _nothing_of, self)
+
 
 def _flat(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
@@ -49,12 +59,13 @@ def _flat(value: Any) -> list[torch.Tensor]:
 
 def _first(arguments: Arguments) -> Tensors:
     value = arguments[0]
-    return (value,) if isinstance(value, torch.Tensor) else value
+    # Whether something is a tensor takes four times as long to ask as whether it is a list.
+    return value if type(value) is list or not isinstance(value, torch.Tensor) else (value,)
 
 
 def _second(arguments: Arguments) -> Tensors:
     value = arguments[1]
-    return (value,) if isinstance(value, torch.Tensor) else value
+    return value if type(value) is list or not isinstance(value, torch.Tensor) else (value,)
 
 
 def _all_of_first(arguments: Arguments) -> Tensors:
@@ -177,3 +188,17 @@ def root_of(operation: Operation, arguments: Arguments) -> int:
     value = arguments[operation.options] if len(arguments) > operation.options else 0
     root: int = value if isinstance(value, int) else value.rootRank
     return root
+
+
+def _both_of(operation: Operation, arguments: Arguments) -> Hashable:
+    return reduction_of(operation, arguments), root_of(operation, arguments)
+
+
+def _message_of(operation: Operation, arguments: Arguments) -> Hashable:
+    assert operation.tag is not None
+    peer = None if operation.peer is None else arguments[operation.peer]
+    return arguments[operation.tag], peer
+
+
+def _nothing_of(operation: Operation, arguments: Arguments) -> Hashable:
+    return None

@@ -63,38 +63,44 @@ class ForwardingWork(Work):
 
 
 class TimedWork(ForwardingWork):
-    """Tells the log how long after its beginning the call was seen to be done, and a meter how
-    long somebody waited for it."""
+    """Tells the log how long after its beginning the call was seen to be done."""
 
-    __slots__ = ("_began", "_log", "_meter", "_number", "_token")
+    __slots__ = ("_began", "_log", "_number")
 
-    def __init__(
-        self, inner: Work, log: CallLog, number: int, began: float, meter: Meter | None
-    ) -> None:
+    def __init__(self, inner: Work, log: CallLog, number: int, began: float) -> None:
         Work.__init__(self)
         self.inner = inner
         self._log = log
         self._number = number
         self._began = began
-        self._meter = meter
-        # Not from its beginning: handing it over hides nothing.
-        self._token = 0 if meter is None else meter.began(monotonic())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._log.is_waited_for(self._number)
-        meter = self._meter
-        starved = 0.0 if meter is None else meter.waits()
-        start = monotonic()
         done = self.inner.wait() if timeout is None else self.inner.wait(timeout)
-        end = monotonic()
-        self._log.is_done(self._number, end - self._began)
-        if meter is not None:
-            meter.waited(self._token, start, end, starved)
-            self._token = -1  # whoever waits again finds it done
+        self._log.is_done(self._number, monotonic() - self._began)
+        return done
+
+
+class MeteredWork(TimedWork):
+    """Tells a meter as well how long somebody waited for the call."""
+
+    __slots__ = ("_meter", "_token")
+
+    def __init__(self, inner: Work, log: CallLog, number: int, began: float, meter: Meter) -> None:
+        super().__init__(inner, log, number, began)
+        self._meter = meter
+        # Not from its beginning: handing it over hides nothing.
+        self._token = meter.began(monotonic())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        starved = self._meter.waits()
+        start = monotonic()
+        done = super().wait(timeout)
+        self._meter.waited(self._token, start, monotonic(), starved)
+        self._token = -1  # whoever waits again finds it done
         return done
 
     def get_future(self) -> Any:
-        if self._meter is not None:
-            self._meter.took_future(self._token)
-            self._token = -1
+        self._meter.took_future(self._token)
+        self._token = -1
         return self.inner.get_future()

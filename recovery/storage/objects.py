@@ -185,7 +185,7 @@ class ObjectStorage:
         if not leftovers and not steps:
             return []
         views = self._views()
-        found = self._leftovers(views)
+        found = self._leftovers(views) if leftovers else {}
         names: list[str] = []
         collected = []
         closed: dict[int, bool] = {}

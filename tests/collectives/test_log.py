@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.recovery.collectives import log as log_module
 from seatrial.recovery.collectives.log import DONE, UNDER_WAY, CallLog, read_calls
 
 
@@ -69,6 +70,19 @@ def test_a_killed_process_leaves_its_last_call(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert str(read_calls(path)[-1]) == ("all_reduce #2 of group dp (4) at a.py:1 in f, under way")
+
+
+def test_a_record_that_a_kill_cut_short_is_not_the_newest(path: Path) -> None:
+    log = named(path)
+    for sequence in range(1, 10):
+        log.begin(float(sequence), 0, 5, sequence)
+    log.close()
+    data = bytearray(path.read_bytes())
+    # The tenth call was to take the place of the second; its number had not been written.
+    slot = log_module._HEADER.size + 2 * log_module._RECORD.size
+    log_module._RECORD.pack_into(data, slot, 10.0, 10, 0, 5, -1.0, 2)
+    path.write_bytes(data)
+    assert read_calls(path)[-1].sequence == 9
 
 
 def test_no_log_has_no_calls(path: Path) -> None:
