@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -27,17 +28,21 @@ _MAGIC = b"calls02\n"
 _RECORD = struct.Struct("<dQIIdQ")
 # The words of a record that are written apart: a few dozen nanoseconds each.
 _OUTCOME, _NUMBER = 3, 4
-_HEADER_WORDS, _RECORD_WORDS = _HEADER.size // 8, _RECORD.size // 8
 
 UNDER_WAY, DONE, WAITED_FOR = range(3)
 _STATES = ("under way", "done", "waited for")
 # How it went, where that is no time in seconds.
 _OUTCOMES = {-1.0: UNDER_WAY, -2.0: WAITED_FOR}
-_IS_UNDER_WAY, _IS_WAITED_FOR = _OUTCOMES
+_IS_UNDER_WAY, IS_WAITED_FOR = _OUTCOMES
 
 
 class CallLog:
-    """Writes to ``path``, which is made anew."""
+    """Writes to ``path``, which is made anew.
+
+    ``begin(t, group, call, sequence)`` writes one call of the time ``t`` down and returns its
+    number; ``tell(number, outcome)`` writes down after how many seconds it was seen to be done, or
+    `IS_WAITED_FOR`.
+    """
 
     def __init__(self, path: Path, *, capacity: int = 1024) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -46,40 +51,42 @@ class CallLog:
         self._map = mmap.mmap(self._file, size)
         self._map[: _HEADER.size] = _HEADER.pack(_MAGIC, capacity, size)
         os.lseek(self._file, 0, os.SEEK_END)
-        self._capacity = capacity
-        self._numbers = itertools.count(1)
         self._words = memoryview(self._map).cast("Q")
         self._outcomes = memoryview(self._map).cast("d")
+        self.begin, self.tell = _writers(self._map, self._words, self._outcomes, capacity)
 
     def name(self, kind: str, index: int, /, **facts: object) -> None:
         """Say what ``index`` stands for among groups or calls."""
         line = json.dumps({"kind": kind, "index": index, **facts}, separators=(",", ":"))
         os.write(self._file, line.encode() + b"\n")
 
-    def begin(self, t: float, group: int, call: int, sequence: int) -> int:
-        """Write one call of the time ``t`` down; its number, to tell its outcome of."""
-        number = next(self._numbers)
-        slot = _HEADER.size + number % self._capacity * _RECORD.size
-        _RECORD.pack_into(self._map, slot, t, sequence, group, call, _IS_UNDER_WAY, number)
-        return number
-
-    def is_waited_for(self, number: int) -> None:
-        """Somebody waits for the call."""
-        word = _HEADER_WORDS + number % self._capacity * _RECORD_WORDS
-        if self._words[word + _NUMBER] == number:  # else a newer call has taken its place
-            self._outcomes[word + _OUTCOME] = _IS_WAITED_FOR
-
-    def is_done(self, number: int, seconds: float) -> None:
-        """Somebody waited for the call, and it was done after ``seconds``."""
-        word = _HEADER_WORDS + number % self._capacity * _RECORD_WORDS
-        if self._words[word + _NUMBER] == number:
-            self._outcomes[word + _OUTCOME] = seconds
-
     def close(self) -> None:
         self._words.release()
         self._outcomes.release()
         self._map.close()
         os.close(self._file)
+
+
+def _writers(
+    ring: mmap.mmap, words: memoryview[int], outcomes: memoryview[float], capacity: int
+) -> tuple[Callable[[float, int, int, int], int], Callable[[int, float], None]]:
+    """Two functions that know what a method would have to look up: half of what it would take."""
+    pack, next_number = _RECORD.pack_into, itertools.count(1).__next__
+    header, size = _HEADER.size, _RECORD.size
+    header_words, record_words = header // 8, size // 8
+
+    def begin(t: float, group: int, call: int, sequence: int) -> int:
+        number = next_number()
+        slot = header + number % capacity * size
+        pack(ring, slot, t, sequence, group, call, _IS_UNDER_WAY, number)
+        return number
+
+    def tell(number: int, outcome: float) -> None:
+        record = header_words + number % capacity * record_words
+        if words[record + _NUMBER] == number:  # else a newer call has taken its place
+            outcomes[record + _OUTCOME] = outcome
+
+    return begin, tell
 
 
 @dataclass(frozen=True, kw_only=True)

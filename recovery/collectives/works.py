@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Work
 
-from .log import CallLog
+from .log import IS_WAITED_FOR, CallLog
 from .meter import Meter
 
 
@@ -75,9 +75,9 @@ class TimedWork(ForwardingWork):
         self._began = began
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._log.is_waited_for(self._number)
+        self._log.tell(self._number, IS_WAITED_FOR)
         done = self.inner.wait() if timeout is None else self.inner.wait(timeout)
-        self._log.is_done(self._number, monotonic() - self._began)
+        self._log.tell(self._number, monotonic() - self._began)
         return done
 
 

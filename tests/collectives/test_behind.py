@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.chaos.collectives.last_calls import behind, read_all
-from seatrial.recovery.collectives.log import CallLog
+from seatrial.recovery.collectives.log import IS_WAITED_FOR, CallLog
 
 GROUPS = {
     "world": (0, 1, 2, 3),
@@ -46,9 +46,9 @@ class Rank:
         self._counts[stream] = self._counts.get(stream, 0) + 1
         number = self.log.begin(1.0, group_index, index, self._counts[stream])
         if state == "waited":
-            self.log.is_waited_for(number)
+            self.log.tell(number, IS_WAITED_FOR)
         elif state == "done":
-            self.log.is_done(number, 0.1)
+            self.log.tell(number, 0.1)
 
     def done(self, *groups: str) -> None:
         for group in groups:

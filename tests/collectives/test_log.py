@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from seatrial.recovery.collectives import log as log_module
-from seatrial.recovery.collectives.log import DONE, UNDER_WAY, CallLog, read_calls
+from seatrial.recovery.collectives.log import (
+    DONE,
+    IS_WAITED_FOR,
+    UNDER_WAY,
+    CallLog,
+    read_calls,
+)
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def test_a_call_is_there_from_its_beginning(path: Path) -> None:
         16,
     )
     assert read_calls(path)[0].seconds is None
-    log.is_done(number, 0.25)
+    log.tell(number, 0.25)
     assert read_calls(path)[0].state == DONE
     assert read_calls(path)[0].seconds == 0.25
     log.close()
@@ -53,10 +59,10 @@ def test_the_newest_calls_are_kept_in_order(path: Path) -> None:
 def test_the_outcome_of_a_call_that_is_kept_no_more_is_not_taken_for_another_s(path: Path) -> None:
     log = named(path)
     old, *_, newest = [log.begin(float(n), 0, 5, n) for n in range(1, 10)]
-    for wait in (log.is_waited_for, lambda number: log.is_done(number, 1.0)):
-        wait(old)
+    for outcome in (IS_WAITED_FOR, 1.0):
+        log.tell(old, outcome)
         assert {call.state for call in read_calls(path)} == {UNDER_WAY}
-    log.is_waited_for(newest)
+    log.tell(newest, IS_WAITED_FOR)
     assert [call.sequence for call in read_calls(path) if call.is_waited_for] == [9]
     log.close()
 
