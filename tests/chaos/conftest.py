@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from evidence import Evidence, uninterrupted
 
 from seatrial.chaos.launch.launcher import LocalLauncher
 from seatrial.chaos.launch.plan import Workload, World
@@ -12,6 +14,18 @@ from seatrial.chaos.session import Session
 from seatrial.chaos.supervisor import Assignment, Limits, supervise
 
 SuperviseProgram = Callable[..., Run]
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Evidence:
+    """Six steps, and nothing was done to them."""
+    return uninterrupted(tmp_path / "reference")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Evidence:
+    """A run of which nothing is known yet."""
+    return Evidence(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

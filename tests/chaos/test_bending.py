@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import Evidence, uninterrupted
+from evidence import Evidence, finish, interrupt
 
 from seatrial.chaos.verdict import Judgement, Verdict
 
 SWAP = "reorder rank=1 at=step:5/collective/all_reduce"
 CORRUPT = "garble rank=1 at=step:5/collective/all_reduce"
 ALL = range(1, 7)
-
-
-@pytest.fixture
-def reference(tmp_path: Path) -> Evidence:
-    return uninterrupted(tmp_path / "reference")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Evidence:
-    return Evidence(tmp_path / "run")
 
 
 @pytest.fixture
@@ -47,12 +35,10 @@ def refused(run: Evidence, error: str, **different: Any) -> None:
 
     ``different`` is of the first attempt.
     """
-    steps = different.pop("steps", range(1, 5))
-    normal: dict[str, Any] = {"published": (2, 4), "valid": (2, 4)}
-    run.attempt(steps, ending="failed", exits={0: 1, 1: 1}, **normal | different)
+    interrupt(run, exits={0: 1, 1: 1}, **different)
     for rank in (0, 1):
         run.fail(rank=rank, attempt=1, error=error, t=11.0)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
 
 
 def test_a_mismatch_that_was_found_is_recovered(run: Evidence, judged: Any) -> None:
@@ -124,15 +110,9 @@ def test_an_end_that_another_fault_explains_is_not_its_effect(run: Evidence, jud
     kill = "kill rank=1 at=step:5/optimizer"
     bend(run, SWAP)
     run.strike(kill, fault=1)
-    run.attempt(
-        range(1, 5),
-        ending="failed",
-        exits={0: 1, 1: -signal.SIGKILL},
-        published=(2, 4),
-        valid=(2, 4),
-    )
+    interrupt(run)
     run.fail(rank=0, attempt=1, error="RuntimeError", t=11.0)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     judgement = judged(f"{SWAP}; {kill}")
     assert judgement.verdict is Verdict.NOT_EXERCISED
     assert "reorder" in judgement.reason
@@ -145,8 +125,8 @@ SAVED: dict[str, Any] = {"published": (2, 4), "valid": (2, 4)}
 
 def hung(run: Evidence, steps: range = range(1, 5)) -> None:
     """An attempt that hung after these steps, and one that went on from the checkpoint of 4."""
-    run.attempt(steps, ending="hung", exits={}, **SAVED)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    interrupt(run, steps=steps, ending="hung", exits={})
+    finish(run)
 
 
 def test_ranks_that_had_done_all_of_it_did_not_hang_of_the_bend(run: Evidence, judged: Any) -> None:
@@ -211,7 +191,7 @@ def test_a_bend_that_changed_numbers_may_come_before_one_that_hangs(
     bend(run, CORRUPT, t=9.0)
     bend(run, "drop rank=1 at=step:6/optimizer", fault=1, step=6, t=9.5)
     run.attempt(range(1, 6), wrong={5: "model"}, ending="hung", exits={}, **SAVED)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     judgement = judged(f"{CORRUPT}; drop rank=1 at=step:6/optimizer")
     assert judgement.verdict is Verdict.RECOVERED, judgement.reason
 
@@ -251,7 +231,7 @@ def test_so_it_is_where_the_fault_has_shown_itself_in_another_attempt(
     run.fail(rank=0, attempt=1, error="ReplicaMismatchError", t=11.0)
     run.attempt(range(5, 7), restored=4, source=1, **failed)
     run.fail(rank=0, attempt=2, error="FileNotFoundError", t=21.0)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     judgement = judged(again)
     assert judgement.verdict is Verdict.UNRECOVERABLE
     assert "attempt 2 failed though no fault struck in it" in judgement.reason

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import Evidence
+from evidence import Evidence, finish, interrupt
 
 from seatrial.chaos.inject import Injector, Position
 from seatrial.chaos.ledger import Ledger
@@ -21,18 +21,6 @@ from seatrial.chaos.verdict import Verdict
 
 DELAY, KILL = "delay rank=0 at=step:5/data seconds={}", "kill rank=1 at=step:5/data"
 COMPLETE: dict[str, Any] = {"published": (2, 4, 6), "valid": (4, 6)}
-
-
-@pytest.fixture
-def reference(tmp_path: Path) -> Evidence:
-    clean = Evidence(tmp_path / "reference")
-    clean.attempt(range(1, 7), **COMPLETE)
-    return clean
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Evidence:
-    return Evidence(tmp_path / "run")
 
 
 def test_the_record_of_the_whole_delay_is_its_effect_whatever_else_the_rank_did(
@@ -63,9 +51,8 @@ def test_a_delay_may_be_cut_short_by_the_end_of_its_attempt(
 ) -> None:
     run.strike(f"delay resume={seconds}", rank=0)
     run.strike("kill", fault=1)
-    exits = {1: -signal.SIGKILL}
-    run.attempt(range(1, 5), ending="failed", exits=exits, published=(2, 4), valid=(2, 4))
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    interrupt(run, exits={1: -signal.SIGKILL})
+    finish(run)
     judgement = run.judged(reference, f"{DELAY.format(seconds)}; {KILL}")
     assert judgement.verdict is verdict, judgement.reason
 

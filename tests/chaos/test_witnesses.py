@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import Evidence, uninterrupted
+from evidence import Evidence, finish
 
 from seatrial.chaos.verdict import Verdict
 
@@ -21,16 +20,6 @@ SHARD, OBJECTS = "rank-00001.safetensors", "rank-00001.json"
 
 def file_of(step: int, name: str = SHARD) -> str:
     return f"/store/step-{step:08}/attempt-1/{name}"
-
-
-@pytest.fixture
-def reference(tmp_path: Path) -> Evidence:
-    return uninterrupted(tmp_path / "reference")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Evidence:
-    return Evidence(tmp_path / "run")
 
 
 def altered(run: Evidence, text: str, *, fault: int, step: int, damages: bool = False) -> None:
@@ -99,7 +88,7 @@ def test_a_lie_is_noticed_only_by_who_names_its_file_for_no_other_reason(
     run.attempt(
         range(1, 6), published=(2, 4), valid=(4,), damaged={2: f"{file_of(2)}: digest"}, **FAILED
     )
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     schedule = f"{LIE}; {REFUSAL}"
     judgement = run.judged(reference, schedule)
     if verdict is Verdict.UNRECOVERABLE:
@@ -236,7 +225,7 @@ def test_an_error_names_a_file_by_more_than_its_last_name(
     run.record(1, 1, "operation", **facts, changed=True)
     run.fail(rank=0, attempt=1, error="RuntimeError", t=11.0, message=f"no space for {named}")
     run.attempt(range(1, 5), published=(2, 4), valid=(2, 4), **FAILED)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     judgement = run.judged(reference, corrupt)
     expected = Verdict.RECOVERED if is_it else Verdict.NOT_EXERCISED
     assert judgement.verdict is expected, judgement.reason
@@ -263,7 +252,7 @@ def test_a_deletion_that_was_lost_is_told_of_by_who_cannot_delete_the_directory(
     run.record(1, 1, "operation", **facts, changed=True)
     run.fail(rank=0, attempt=1, error="OSError", t=11.0, message=f"Directory not empty: {named}")
     run.attempt(range(1, 5), published=(2, 4), valid=(2, 4), **FAILED)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     judgement = run.judged(reference, lose)
     expected = Verdict.RECOVERED if is_it else Verdict.UNRECOVERABLE
     assert judgement.verdict is expected, judgement.reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evidence import Evidence, outputs, state
+from evidence import Evidence, interrupt, outputs, state
 
 from seatrial.chaos.errors import FaultSyntaxError, ImpossibleFaultError, UsageError
 from seatrial.chaos.fault import Fault
@@ -90,7 +90,7 @@ class Judged:
         if ending == "completed":
             run.attempt(range(1, 7), published=(2, 4, 6), valid=(2, 4, 6))
         else:
-            run.attempt(range(1, 5), published=(2, 4), valid=(2, 4), ending=ending, exits=exits)  # type: ignore[arg-type]
+            interrupt(run, ending=ending, exits=exits)
             run.attempt((5, 6), restored=4, source=1, published=(6,), valid=(2, 4, 6))
         return run.judged(reference, fault)
 
@@ -184,7 +184,7 @@ def test_a_healed_partition_explains_no_failure_after_a_step_that_all_completed(
         (healed_t, "heal", {}),
     ):
         trace.record("network", **facts | {"fault": 0, "host": 1, "did": did, "t": t})
-    run.attempt(range(1, 5), ending="failed", exits={1: 1}, published=(2, 4), valid=(2, 4))
+    interrupt(run, exits={1: 1})
     for rank in ranks:
         finished = {"outputs": outputs(rank, 5), "fingerprint": state(rank, 5)}
         run.record(rank, 1, "step", step=5, t=13.5, **finished)

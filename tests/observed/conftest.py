@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from evidence import Evidence, uninterrupted
 from on_disk import Armed, OnDisk
 
 from seatrial.chaos.errors import UsageError
@@ -19,6 +20,12 @@ from seatrial.chaos.storage import arm
 from seatrial.chaos.storage.arming import ENVIRONMENT
 from seatrial.chaos.trace import TraceWriter
 from seatrial.recovery.probe import listen
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Evidence:
+    """Six steps, and nothing was done to them."""
+    return uninterrupted(tmp_path / "reference")
 
 
 @pytest.fixture(scope="session")

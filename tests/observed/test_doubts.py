@@ -11,18 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_evidence import CORRUPT, FILE, KILL, KILLED, DiskEvidence
-from evidence import Evidence, state, uninterrupted
+from disk_evidence import CORRUPT, FILE, KILL, DiskEvidence
+from evidence import Evidence, finish, interrupt, state
 
 from seatrial.chaos.verdict import Verdict
 
 MISREAD = "corrupt rank=1 at=storage/read attempt=2"
 FAILED: dict[str, Any] = {"ending": "failed", "exits": {0: 1, 1: 1}, "cause": "failed"}
-
-
-@pytest.fixture
-def reference(tmp_path: Path) -> Evidence:
-    return uninterrupted(tmp_path / "reference")
 
 
 @pytest.fixture
@@ -32,8 +27,7 @@ def run(tmp_path: Path) -> DiskEvidence:
 
 def killed(run: DiskEvidence, *, own: bool = True, **different: Any) -> None:
     """Attempt 1: killed in step 5."""
-    normal: dict[str, Any] = {"ending": "failed", "exits": KILLED, "cause": "x"}
-    run.attempt(range(1, 5), **normal | {"published": (2, 4), "valid": (2, 4)} | different)
+    interrupt(run, **{"cause": "x"} | different)
     if own:
         run.is_the_jobs()
 
@@ -58,7 +52,7 @@ def test_an_error_long_after_the_reading_is_not_of_it(
     run.fail(rank=1, attempt=2, error="RuntimeError", t=19.5, message="address already in use")
     if own:
         run.is_the_jobs()
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     judgement = run.judged(reference, f"{KILL}; {MISREAD}")
     assert judgement.verdict is not Verdict.RECOVERED, judgement.reason
 

@@ -7,21 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disk_evidence import CORRUPT, FILE, KILL, KILLED, DiskEvidence
-from evidence import Evidence
+from disk_evidence import CORRUPT, FILE, KILL, DiskEvidence
+from evidence import Evidence, finish, interrupt
 
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.own_checkpoints import state_of
 from seatrial.chaos.powerloss import check_kind
 from seatrial.chaos.verdict import Verdict
-
-
-@pytest.fixture
-def reference(tmp_path: Path) -> Evidence:
-    clean = Evidence(tmp_path / "reference")
-    clean.attempt(range(1, 7), published=(2, 4, 6), valid=(4, 6))
-    return clean
-
 
 MakeRun = Callable[..., DiskEvidence]
 
@@ -39,9 +31,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         facts = {"fault": 0, "event": "storage/write", "file": FILE, "change": "bit 0 flipped"}
         run.saw(1, 1, "operation", t=8.0, **facts, changed=True)
         run.saw(1, 1, "damage", t=8.0, **facts, step=4)
-        run.attempt(
-            range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2,), cause="x"
-        )
+        interrupt(run, valid=(2,), cause="x")
         run.is_the_jobs()
         if is_read:
             run.saw(1, 2, "met", fault=0, file=FILE, step=4)
@@ -98,13 +88,13 @@ def test_a_reading_that_failed_proves_something_only_if_the_program_was_told(
 ) -> None:
     run = DiskEvidence(tmp_path / "run")
     run.strike(KILL, fault=0)
-    run.attempt(range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
+    interrupt(run)
     run.strike(REFUSED, fault=1, attempt=2, event="storage/read", t=17.0)
     facts = {"fault": 1, "event": "storage/read", "file": FILE, "change": "EIO"}
     run.saw(1, 2, "operation", t=17.0, **facts, changed=True)
     if told:
         run.saw(1, 2, "told", t=17.5, file=FILE)
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    finish(run)
     judgement = run.judged(reference, f"{KILL}; {REFUSED}")
     assert (judgement.verdict is Verdict.RECOVERED) == told, judgement.reason
     assert told or "only of what the kernel read ahead" in judgement.reason
@@ -219,7 +209,7 @@ def test_a_refusal_that_was_tried_again_explains_nothing_nor_does_one_explain_an
         causes = ["OSError"] if overcome == FILE else []
         bug = {"error": "KeyError", "causes": causes, "message": "an unrelated bug"}
         run.fail(rank=1, attempt=1, t=12.0, **bug)  # type: ignore[arg-type]
-    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: status}, published=(2,), valid=(2,))
+    interrupt(run, exits={0: 1, 1: status}, published=(2,), valid=(2,))
     run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
     judgement = run.judged(reference, fault)
     assert judgement.verdict is verdict, judgement.reason

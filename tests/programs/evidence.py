@@ -205,6 +205,13 @@ def uninterrupted(directory: Path) -> Evidence:
     return clean
 
 
+def interrupt(run: Evidence, **different: Any) -> None:
+    """Add the first attempt as a kill in step 5 ends it, but for what is ``different``."""
+    normal: dict[str, Any] = {"ending": "failed", "exits": KILLED}
+    normal |= {"published": (2, 4), "valid": (2, 4)}
+    run.attempt(different.pop("steps", range(1, 5)), **normal | different)
+
+
 def finish(run: Evidence, **different: Any) -> None:
     """Add the second attempt as it should be, but for what is ``different``."""
     normal: dict[str, Any] = {"restored": 4, "source": 1, "published": (6,), "valid": (4, 6)}

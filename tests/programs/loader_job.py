@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from summed_update import summed_update
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -74,18 +74,10 @@ class LoaderJob:
             batch = next(self.batches)
             if self.kind == "upcoming":
                 self.sampler.next_batch()
-        with context.phase("forward"):
-            inputs = torch.tensor([[value] for _, value in batch]) / SAMPLES**2
-            loss = (self.model(inputs) - 1).square().sum() / BATCH
-        with context.phase("backward"):
-            self.optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            for parameter in self.model.parameters():
-                dist.all_reduce(parameter.grad)
-        with context.phase("optimizer"):
-            self.optimizer.step()
+        inputs = torch.tensor([[value] for _, value in batch]) / SAMPLES**2
+        loss = summed_update(context, self.model, self.optimizer, inputs, batch=BATCH)
         samples = [index for (_, index), _ in batch]
-        return StepReport(loss=float(loss), epoch=batch[0][0][0], samples=samples)
+        return StepReport(loss=loss, epoch=batch[0][0][0], samples=samples)
 
 
 class _Shares:

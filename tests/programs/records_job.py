@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from summed_update import summed_update
 from torch import nn
 
 from seatrial.plugins.jobs.options import parse_options
@@ -54,17 +54,9 @@ class RecordsJob:
             used = {number: data for number, data in read.items() if data is not None}
             skipped = [number for number in read if number not in used]
         inputs = torch.tensor([list(data) for data in used.values()]).reshape(-1, 4) / 256
-        with context.phase("forward"):
-            loss = (self.model(inputs) - 1).square().sum() / BATCH
-        with context.phase("backward"):
-            self.optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            for parameter in self.model.parameters():
-                dist.all_reduce(parameter.grad)
-        with context.phase("optimizer"):
-            self.optimizer.step()
+        loss = summed_update(context, self.model, self.optimizer, inputs, batch=BATCH)
         return StepReport(
-            loss=float(loss),
+            loss=loss,
             epoch=share.epoch,
             samples=[*used],
             skipped=[] if self.config.bug == "says nothing" else skipped,

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore
 
+from seatrial.recovery import CheckpointStore
 from seatrial.recovery.checkpointable import TensorFacts
 from seatrial.recovery.exchange import Exchange, StoreExchange
 from seatrial.recovery.probe import listen
@@ -61,6 +62,18 @@ class PlainState:
         self, shared: Mapping[str, object], ranks: Mapping[int, Mapping[str, object]], rank: int
     ) -> None:
         self.loaded = (shared, ranks, rank)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where a store may come to be."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(directory: Path) -> CheckpointStore:
+    """An empty store in a directory, which keeps two."""
+    return CheckpointStore(directory, keep_last=2)
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,12 @@ class Place:
         else:
             self._file_system.pipe_file(self._path(name), content)
 
+    def flip(self, name: str, position: int) -> None:
+        """Change one bit of the byte at ``position``; below 0, from the end."""
+        content = bytearray(self.read(name))
+        content[position] ^= 4
+        self.write(name, bytes(content))
+
     def remove(self, name: str) -> None:
         if self.server is not None:
             self.server.client().delete_object(Bucket=BUCKET, Key=f"{self._prefix}/{name}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.recovery.probe import listen
+from .announced import once_at
 
 
 class Process:
@@ -75,10 +75,4 @@ def fork(tmp_path: Path) -> Iterator[Callable[[Callable[[], object]], Process]]:
 
 def signal_at(event: str, edge: str, number: signal.Signals) -> None:
     """Send ``number`` to this process at the first such announcement."""
-
-    def listener(name: str, at: str, facts: dict[str, object]) -> None:
-        if (name, at) == (event, edge):
-            stop()
-            os.kill(os.getpid(), number)
-
-    stop = listen(listener)
+    once_at(event, edge, lambda: os.kill(os.getpid(), number))

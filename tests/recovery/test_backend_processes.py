@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 
+from seatrial.recovery import CheckpointStore
 from seatrial.recovery.errors import SaveError
 from seatrial.recovery.exchange import Exchange
 from seatrial.recovery.storage import s3_client, s3_upload
@@ -28,15 +29,20 @@ from .processes import Process, signal_at
 dcp: Any = torch.distributed.checkpoint  # it exports nothing explicitly
 
 
+def save_two_steps(place: Place, exchange: Exchange, make_state: Any) -> CheckpointStore:
+    store = place.store(exchange=exchange)
+    for step in (1, 2):
+        store.save(make_state(step), step=step)
+    return store
+
+
 def test_two_ranks_save_and_restore_bitwise(
     shared_place: Place, make_state: Any, same_tensors: Any, fork_ranks: Any
 ) -> None:
     place = shared_place
 
     def work(rank: int, exchange: Exchange) -> Any:
-        store = place.store(exchange=exchange)
-        for step in (1, 2):
-            store.save(make_state(step), step=step)
+        store = save_two_steps(place, exchange, make_state)
         state = make_state(0)
         restored = store.restore(state)
         assert restored is not None
@@ -73,9 +79,7 @@ def test_ranks_that_fall_back_do_so_together(
     place = shared_place
 
     def save(rank: int, exchange: Exchange) -> None:
-        store = place.store(exchange=exchange)
-        for step in (1, 2):
-            store.save(make_state(step), step=step)
+        save_two_steps(place, exchange, make_state)
 
     def restore(rank: int, exchange: Exchange) -> Any:
         state = make_state(0)
@@ -84,9 +88,7 @@ def test_ranks_that_fall_back_do_so_together(
         return restored.step, bool(same_tensors(state, make_state(1)))
 
     fork_ranks(2, save)
-    name = place.shard(2, rank=1)
-    content = place.read(name)
-    place.write(name, content[:-1] + bytes([content[-1] ^ 1]))
+    place.flip(place.shard(2, rank=1), -1)
     assert fork_ranks(2, restore) == [(1, True), (1, True)]
     assert place.inspect().quarantined == ("step-00000002-1",)
 

@@ -36,11 +36,6 @@ dcp: Any = torch.distributed.checkpoint  # it exports nothing explicitly
 ForkRanks = Callable[..., list[Any]]
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
 def full_tensors(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {

@@ -33,11 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 Save = Callable[[Path, Any, int], str]
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
 def by_store(directory: Path, state: Any, step: int) -> str:
     return CheckpointStore(directory).save(state, step=step).attempt
 

@@ -6,7 +6,6 @@ Does not verify CUDA streams; this project's tests run without a GPU.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -15,13 +14,6 @@ import torch
 from seatrial.recovery.errors import StateError
 from seatrial.recovery.plain import dumps, loads
 from seatrial.recovery.rng import capture_rng, derive_seed, restore_rng, seed_everything
-
-
-@pytest.fixture(autouse=True)
-def _streams_as_before() -> Iterator[None]:
-    before = capture_rng()
-    yield
-    restore_rng(before, fallback_seed=0)
 
 
 def draw(generators: dict[str, torch.Generator]) -> list[float]:

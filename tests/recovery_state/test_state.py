@@ -1,137 +1,25 @@
 """Verifies on one rank that a restored state equals the saved one and continues as it would have.
 
-Does not verify wrappers and shards over several ranks: see tests/jobs.
+Does not verify what is refused, see `test_state_refusals`; nor wrappers and shards over several
+ranks, see tests/jobs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from seatrial.recovery.checkpointable import Checkpointable, TensorFacts
-from seatrial.recovery.compare import combine, differences
-from seatrial.recovery.errors import StateError
-from seatrial.recovery.fingerprint import fingerprint
-from seatrial.recovery.plain import dumps, loads
-from seatrial.recovery.rng import capture_rng, restore_rng, seed_everything
-from seatrial.recovery.sampler import ShuffleSampler
+from seatrial.recovery.checkpointable import TensorFacts
+from seatrial.recovery.plain import dumps
+from seatrial.recovery.rng import seed_everything
 from seatrial.recovery.state import TrainingState
 
-Saved = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def _streams_as_before() -> Iterator[None]:
-    before = capture_rng()
-    seed_everything(0, 0)
-    yield
-    restore_rng(before, fallback_seed=0)
-
-
-class Net(nn.Module):
-    """Tied weights, a buffer, a buffer that is not saved, and a child that is called module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(6, 4)
-        self.module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
-        self.head = nn.Linear(4, 6, bias=False)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("positions", torch.arange(3), persistent=False)
-
-    def forward(self, index: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.module(self.embedding(index)))
-        return logits
-
-
-class Curriculum:
-    def __init__(self) -> None:
-        self.difficulty = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"difficulty": self.difficulty}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        torch.rand(3)  # a restore must not care that somebody's code draws
-        self.difficulty = state["difficulty"]
-
-
-class Run:
-    """A training program small enough to read."""
-
-    def __init__(self, make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> None:
-        self.model = Net()
-        vectors = [p for p in self.model.parameters() if p.dim() == 1]
-        matrices = [p for p in self.model.parameters() if p.dim() == 2]
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = make(groups, lr=0.01)
-        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 3, 3])
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-        self.sampler = ShuffleSampler(num_samples=6, seed=1, batch_size=4)
-        self.noise = torch.Generator().manual_seed(1)
-        self.curriculum = Curriculum()
-        self.average = nn.Linear(2, 2)
-        self.state = TrainingState(
-            model=self.model,
-            optimizer=self.optimizer,
-            scheduler=self.scheduler,
-            scaler=self.scaler,
-            sampler=self.sampler,
-            generators={"noise": self.noise},
-            extra={"curriculum": self.curriculum, "average": self.average},
-        )
-
-    def step(self) -> float:
-        epoch, index = self.sampler.next_batch()
-        logits = self.model(index) + torch.rand((), generator=self.noise)
-        loss = nn.functional.cross_entropy(logits, index)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        self.scheduler.step()
-        self.curriculum.difficulty += 1
-        with torch.no_grad():
-            self.average.weight += loss
-        self.state.progress.step += 1
-        self.state.progress.epoch = epoch
-        return loss.item()
-
-
-def save(state: TrainingState) -> Saved:
-    shared, own = (loads(dumps(o)) for o in (state.shared_objects(), state.rank_objects()))
-    assert isinstance(shared, dict)
-    assert isinstance(own, dict)
-    return {k: v.detach().clone() for k, v in state.tensors().items()}, shared, own
-
-
-def restore(state: Checkpointable, saved: Saved, *, rank: int = 0, ranks: int = 1) -> None:
-    tensors, shared, own = saved
-    state.prepare({k: TensorFacts(dtype=v.dtype, shape=tuple(v.shape)) for k, v in tensors.items()})
-    targets = state.tensors()
-    assert set(targets) == set(tensors)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            assert targets[name].dtype == tensor.dtype
-            targets[name].copy_(tensor)
-    state.load_objects(shared, dict.fromkeys(range(ranks), own), rank)
-
-
-def components_that_differ(reference: TrainingState, other: TrainingState) -> list[str]:
-    values = [combine([fingerprint(s, rank=0).to_json()]) for s in (reference, other)]
-    return list(dict.fromkeys(found.component for found in differences(*values)))
-
-
-def run_after(steps: int, make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> Run:
-    run = Run(make)
-    for _ in range(steps):
-        run.step()
-    return run
+from .small_run import Net, Run, components_that_differ, restore, run_after, save
 
 
 def test_tensors_have_the_names_of_the_model() -> None:
@@ -297,11 +185,6 @@ def test_an_omitted_optimizer_asks_only_for_what_is_stored_and_keeps_what_it_has
     assert torch.equal(run.optimizer.state[run.model.embedding.weight]["exp_avg"], moment)
 
 
-def test_omitting_an_unknown_component_lists_the_valid_ones() -> None:
-    with pytest.raises(StateError, match="no component 'ema'; its components are model, optimizer"):
-        Run().state.omitting(["ema"])
-
-
 def test_the_rng_is_restored_after_everything_that_could_draw() -> None:
     run = run_after(1)
     saved = save(run.state)
@@ -318,57 +201,6 @@ def test_a_rank_that_did_not_save_gets_derived_rng_and_a_note() -> None:
         drawn.append(float(torch.rand(())))
     assert drawn[0] == drawn[2] != drawn[1]
     assert "rank 2: the checkpoint of step 2 holds no RNG state for python" in run.state.notes[0]
-
-
-def test_another_grouping_of_parameters_is_refused_before_anything_changes() -> None:
-    saved = save(run_after(2).state)
-    run = Run()
-    vectors, matrices = (group["params"] for group in reversed(run.optimizer.param_groups))
-    matrices.append(vectors.pop())
-    with pytest.raises(StateError, match=r"group 0 .* has other members .*: module\.1\.bias"):
-        restore(run.state, saved)
-    assert run.state.progress.step == 0
-    assert run.scheduler.last_epoch == 0
-
-
-def test_another_number_of_groups_is_refused() -> None:
-    saved = save(run_after(2).state)
-    run = Run()
-    run.optimizer.param_groups[0]["params"] += run.optimizer.param_groups.pop()["params"]
-    with pytest.raises(StateError, match="has 2 parameter groups and the one here has 1"):
-        restore(run.state, saved)
-
-
-@pytest.mark.parametrize("change", ["missing", "left over"])
-def test_components_that_do_not_match_are_refused_by_name(change: str) -> None:
-    run = run_after(1)
-    tensors, shared, own = save(run.state)
-    if change == "missing":
-        del shared["scaler"]
-    else:
-        shared["ema"] = {}
-    with pytest.raises(StateError, match="lacks scaler" if change == "missing" else "holds ema"):
-        restore(run.state, (tensors, shared, own))
-
-
-def test_a_component_that_refuses_its_state_is_named() -> None:
-    run = run_after(1)
-    tensors, shared, own = save(run.state)
-    shared["scheduler"] = 5
-    with pytest.raises(StateError, match="scheduler refused the state that was saved for it"):
-        restore(run.state, (tensors, shared, own))
-
-
-def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    stray = torch.optim.SGD([nn.Parameter(torch.zeros(7))], lr=1.0)
-    with pytest.raises(StateError, match=r"shape \(7,\) that is not a parameter of the model"):
-        TrainingState(model=Net(), optimizer=stray).tensors()
-
-
-@pytest.mark.parametrize("name", ["model", "a/b", ""])
-def test_extras_may_not_take_the_names_of_components(name: str) -> None:
-    with pytest.raises(StateError, match="cannot name an extra component"):
-        TrainingState(model=Net(), extra={name: Curriculum()})
 
 
 def test_several_optimizers_and_schedulers_are_kept_apart() -> None:

@@ -1,4 +1,4 @@
-"""File systems of fsspec to be struck: a directory, memory, and moto's S3."""
+"""An uninterrupted run, and file systems of fsspec: a directory, memory, and moto's S3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 import fsspec
 import pytest
+from evidence import Evidence, uninterrupted
 from object_servers import BUCKET, S3Server, moto
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Evidence:
+    """Six steps, and nothing was done to them."""
+    return uninterrupted(tmp_path / "reference")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from evidence import Evidence
+from evidence import Evidence, finish, interrupt
 
 from seatrial.chaos.case import Case
 from seatrial.chaos.schedule import Schedule
@@ -23,22 +23,13 @@ MakeRun = Callable[..., Evidence]
 
 
 @pytest.fixture
-def reference(tmp_path: Path) -> Evidence:
-    clean = Evidence(tmp_path / "reference")
-    clean.attempt(range(1, 7), published=(2, 4, 6), valid=(4, 6))
-    return clean
-
-
-@pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """A run that was killed in step 5; its second attempt read ``FILE`` wrongly at ``event``."""
 
     def make(*, event: str, changed: bool = True, restored: int = 4) -> Evidence:
         run = Evidence(tmp_path / "run")
         run.strike(KILL, fault=0)
-        run.attempt(
-            range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4), cause="x"
-        )
+        interrupt(run, cause="x")
         run.strike(CORRUPT, fault=1, attempt=2, event="storage/read")
         run.record(1, 2, "event", event=event, edge="before", step=4)
         facts = {"fault": 1, "event": "storage/read", "file": FILE, "change": "bit 0 flipped"}
@@ -106,8 +97,8 @@ def failed(
     facts = {"fault": 0, "event": "storage/write", "file": FILE, "change": "x", "changed": True}
     run.record(1, 1, "operation", t=10.0, **facts, lasts_s=lasts_s)
     run.fail(rank=1, attempt=1, error=error, t=t, message=message, causes=causes)
-    run.attempt(range(1, 6), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
-    run.attempt(range(5, 7), restored=4, source=1, published=(6,), valid=(4, 6))
+    interrupt(run, steps=range(1, 6), exits={0: 1, 1: 1})
+    finish(run)
     return run
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from evidence import KILL, KILLED, Evidence, uninterrupted
+from evidence import KILL, Evidence, interrupt
 
 MakeEvidence = Callable[[str], Evidence]
 
@@ -17,34 +17,23 @@ def make_evidence(tmp_path: Path) -> MakeEvidence:
 
 
 @pytest.fixture
-def reference(tmp_path: Path) -> Evidence:
-    return uninterrupted(tmp_path / "reference")
-
-
-@pytest.fixture
-def killed(make_evidence: MakeEvidence) -> Evidence:
+def killed(run: Evidence) -> Evidence:
     """A run whose first attempt was killed in step 5, after the checkpoint of step 4."""
-    run = make_evidence("run")
     run.strike(KILL)
-    run.attempt(
-        range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4), cause="killed"
-    )
+    interrupt(run, cause="killed")
     return run
 
 
 @pytest.fixture
-def flipped(make_evidence: MakeEvidence) -> Evidence:
-    """A run in which the checkpoint of step 4 was damaged before the kill."""
-    run = make_evidence("run")
+def flipping(run: Evidence) -> Evidence:
+    """A run in which a flip struck, and then a kill; what came of it is to be added."""
     run.strike("flip", fault=0)
     run.strike("kill", fault=1)
-    run.attempt(
-        range(1, 5),
-        ending="failed",
-        exits=KILLED,
-        published=(2, 4),
-        valid=(2,),
-        damaged={4: "digest"},
-        damage=(4,),
-    )
     return run
+
+
+@pytest.fixture
+def flipped(flipping: Evidence) -> Evidence:
+    """A run in which the checkpoint of step 4 was damaged before the kill."""
+    interrupt(flipping, valid=(2,), damaged={4: "digest"}, damage=(4,))
+    return flipping

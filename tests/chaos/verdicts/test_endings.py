@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from evidence import FLIP, KILL, KILLED, Evidence, finish
+from evidence import FLIP, KILL, KILLED, Evidence, finish, interrupt
 
 from seatrial.chaos.verdict import Verdict
-
-from .conftest import MakeEvidence
 
 
 def test_an_attempt_that_hangs_though_nothing_struck_it_is_hung(
@@ -20,13 +18,10 @@ def test_an_attempt_that_hangs_though_nothing_struck_it_is_hung(
     assert killed.judged(reference, KILL).verdict is Verdict.HUNG
 
 
-def test_a_run_whose_last_attempt_hangs_is_hung(
-    reference: Evidence, make_evidence: MakeEvidence
-) -> None:
+def test_a_run_whose_last_attempt_hangs_is_hung(reference: Evidence, run: Evidence) -> None:
     text = "stop rank=1 at=step:5/data"
-    run = make_evidence("run")
     run.strike(text)
-    run.attempt(range(1, 5), ending="hung", exits={}, published=(2, 4), valid=(2, 4))
+    interrupt(run, ending="hung", exits={})
     assert run.judged(reference, text).verdict is Verdict.HUNG
 
 
@@ -49,12 +44,11 @@ def test_an_attempt_that_fails_though_nothing_struck_it_is_unrecoverable(
 
 
 def test_a_stop_that_was_continued_does_not_explain_a_failure(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
     text = "stop rank=1 at=step:5/data resume=1"
-    run = make_evidence("run")
     run.strike(text)
-    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
+    interrupt(run, exits={0: 1, 1: 1})
     finish(run)
     assert run.judged(reference, text).verdict is Verdict.UNRECOVERABLE
 
@@ -68,9 +62,8 @@ def test_giving_up_with_a_valid_checkpoint_is_stopped(
 
 
 def test_giving_up_before_anything_was_saved_is_stopped_and_says_so(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.strike(KILL)
     run.attempt([1], ending="failed", exits=KILLED, cause="killed")
     judgement = run.judged(reference, KILL)
@@ -80,12 +73,9 @@ def test_giving_up_before_anything_was_saved_is_stopped_and_says_so(
 
 
 def test_giving_up_without_any_valid_checkpoint_is_unrecoverable(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, flipping: Evidence
 ) -> None:
-    run = make_evidence("run")
-    run.strike("flip", fault=0)
-    run.strike("kill", fault=1)
-    run.attempt(
+    flipping.attempt(
         range(1, 5),
         ending="failed",
         exits=KILLED,
@@ -93,7 +83,7 @@ def test_giving_up_without_any_valid_checkpoint_is_unrecoverable(
         damaged={4: "digest"},
         damage=(4,),
     )
-    run.attempt(
+    flipping.attempt(
         (),
         ending="failed",
         exits={0: 1},
@@ -101,7 +91,7 @@ def test_giving_up_without_any_valid_checkpoint_is_unrecoverable(
         silent=(0, 1),
         error="NoValidCheckpointError",
     )
-    assert run.judged(reference, FLIP).verdict is Verdict.UNRECOVERABLE
+    assert flipping.judged(reference, FLIP).verdict is Verdict.UNRECOVERABLE
 
 
 @pytest.mark.parametrize(

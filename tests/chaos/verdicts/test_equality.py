@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from evidence import ALL, KILL, KILLED, Evidence, finish
+from evidence import ALL, KILL, Evidence, finish, interrupt
 
 from seatrial.chaos.verdict import Verdict
 
@@ -13,9 +13,8 @@ from .conftest import MakeEvidence
 
 
 def test_a_clean_run_that_equals_the_reference_is_recovered(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.attempt(ALL, published=(2, 4, 6), valid=(4, 6))
     assert run.judged(reference, "clean").verdict is Verdict.RECOVERED
 
@@ -31,12 +30,9 @@ def test_a_killed_run_that_resumes_and_equals_the_reference_is_recovered(
     assert judgement.recovery_s > 0
 
 
-def test_steps_that_had_to_be_repeated_are_counted(
-    reference: Evidence, make_evidence: MakeEvidence
-) -> None:
-    run = make_evidence("run")
+def test_steps_that_had_to_be_repeated_are_counted(reference: Evidence, run: Evidence) -> None:
     run.strike(KILL)
-    run.attempt(range(1, 6), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
+    interrupt(run, steps=range(1, 6))
     finish(run)
     judgement = run.judged(reference, KILL)
     assert (judgement.verdict, judgement.steps_lost) == (Verdict.RECOVERED, 1)
@@ -63,14 +59,9 @@ def test_a_component_that_differs_later_is_named_with_its_step(
     assert "the scheduler was not restored" in judgement.reason
 
 
-def test_a_difference_before_the_strike_is_found_too(
-    reference: Evidence, make_evidence: MakeEvidence
-) -> None:
-    run = make_evidence("run")
+def test_a_difference_before_the_strike_is_found_too(reference: Evidence, run: Evidence) -> None:
     run.strike(KILL)
-    run.attempt(
-        range(1, 5), ending="failed", exits=KILLED, valid=(2, 4), published=(2, 4), wrong={3: "rng"}
-    )
+    interrupt(run, wrong={3: "rng"})
     finish(run)
     judgement = run.judged(reference, KILL)
     assert (judgement.verdict, judgement.component, judgement.step) == (Verdict.DIVERGED, "rng", 3)
@@ -105,8 +96,7 @@ def test_an_output_that_is_gone_differs(reference: Evidence, killed: Evidence) -
 
 
 def test_a_resume_from_a_step_that_the_reference_never_reached_is_diverged(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.attempt(range(8, 10), restored=7, valid=(8,))
     assert run.judged(reference, "clean").verdict is Verdict.DIVERGED

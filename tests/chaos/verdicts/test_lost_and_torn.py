@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from evidence import ALL, FLIP, KILL, KILLED, Evidence, finish
+from evidence import ALL, FLIP, KILL, KILLED, Evidence, finish, interrupt
 
 from seatrial.chaos.supervisor import PREEMPTED
 from seatrial.chaos.verdict import Verdict
-
-from .conftest import MakeEvidence
 
 
 def test_resuming_from_an_older_checkpoint_than_the_newest_valid_is_lost_work(
@@ -27,41 +25,31 @@ def test_starting_afresh_in_spite_of_a_valid_checkpoint_is_lost_work(
 
 
 def test_losing_more_steps_than_the_interval_is_lost_work(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.strike(KILL)
-    run.attempt(range(1, 6), ending="failed", exits=KILLED, published=(2,), valid=(2,))
+    interrupt(run, steps=range(1, 6), published=(2,), valid=(2,))
     finish(run, restored=2, steps=range(3, 7))
     judgement = run.judged(reference, KILL)
     assert (judgement.verdict, judgement.steps_lost) == (Verdict.LOST_WORK, 3)
 
 
 def test_a_preempted_job_that_repeats_a_step_is_lost_work(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
     text = "terminate rank=1 at=step:5/data"
-    run = make_evidence("run")
     run.strike(text)
     exits = dict.fromkeys((0, 1), PREEMPTED)
-    run.attempt(range(1, 6), ending="failed", exits=exits, published=(2, 4), valid=(2, 4))
+    interrupt(run, steps=range(1, 6), exits=exits)
     finish(run)
     assert run.judged(reference, text).verdict is Verdict.LOST_WORK
 
 
 def test_a_published_checkpoint_that_is_damaged_without_a_fault_is_torn(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.strike(KILL)
-    run.attempt(
-        range(1, 5),
-        ending="failed",
-        exits=KILLED,
-        published=(2, 4),
-        valid=(2,),
-        damaged={4: "shard cut"},
-    )
+    interrupt(run, valid=(2,), damaged={4: "shard cut"})
     finish(run, restored=2, steps=range(3, 7))
     judgement = run.judged(reference, KILL)
     assert (judgement.verdict, judgement.step) == (Verdict.TORN, 4)
@@ -69,11 +57,10 @@ def test_a_published_checkpoint_that_is_damaged_without_a_fault_is_torn(
 
 
 def test_an_acknowledged_checkpoint_that_vanished_is_torn(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.strike(KILL)
-    run.attempt(range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2,))
+    interrupt(run, valid=(2,))
     finish(run, restored=2, steps=range(3, 7))
     judgement = run.judged(reference, KILL)
     assert judgement.verdict is Verdict.TORN
@@ -81,13 +68,12 @@ def test_an_acknowledged_checkpoint_that_vanished_is_torn(
 
 
 def test_an_acknowledged_checkpoint_that_a_later_attempt_lost_is_torn(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
     """It outlived its own attempt, was restored, and was gone before anything else was saved."""
     again = f"{KILL}; kill rank=1 at=step:5/data attempt=2"
-    run = make_evidence("run")
     run.strike(KILL)
-    run.attempt(range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
+    interrupt(run)
     run.strike(KILL, fault=1, attempt=2)
     run.attempt((), restored=4, source=1, ending="failed", exits=KILLED, valid=(2,))
     run.attempt(range(3, 7), restored=2, source=1, published=(4, 6), valid=(4, 6))
@@ -98,20 +84,14 @@ def test_an_acknowledged_checkpoint_that_a_later_attempt_lost_is_torn(
     )
 
 
-def test_an_acknowledgement_by_one_rank_counts(
-    reference: Evidence, make_evidence: MakeEvidence
-) -> None:
-    run = make_evidence("run")
+def test_an_acknowledgement_by_one_rank_counts(reference: Evidence, run: Evidence) -> None:
     run.attempt(ALL, published=(2, 4, 6), valid=(2, 4))
     assert run.judged(reference, "clean").verdict is Verdict.TORN
 
 
-def test_resuming_from_what_was_never_published_is_torn(
-    reference: Evidence, make_evidence: MakeEvidence
-) -> None:
-    run = make_evidence("run")
+def test_resuming_from_what_was_never_published_is_torn(reference: Evidence, run: Evidence) -> None:
     run.strike(KILL)
-    run.attempt(range(1, 5), ending="failed", exits=KILLED, published=(2,), valid=(2,))
+    interrupt(run, published=(2,), valid=(2,))
     finish(run)
     judgement = run.judged(reference, KILL)
     assert judgement.verdict is Verdict.TORN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from evidence import ALL, KILL, KILLED, Evidence, finish
+from evidence import ALL, KILL, KILLED, Evidence, finish, interrupt
 
 from seatrial.chaos.samples import sample_faults
 from seatrial.chaos.trajectory import read_trajectory
@@ -36,29 +36,24 @@ def test_a_rank_without_a_trace_never_passes(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_without_a_trace_after_the_last_step_never_passes(
-    reference: Evidence, make_evidence: MakeEvidence, rank: int
+    reference: Evidence, run: Evidence, rank: int
 ) -> None:
     text = "kill rank=1 at=exit"
-    run = make_evidence("run")
     run.strike(text)
     run.attempt(ALL, ending="failed", exits=KILLED, published=(2, 4, 6), valid=(4, 6))
     finish(run, restored=6, steps=(), published=(), silent=[rank])
     assert run.judged(reference, text).verdict is Verdict.UNRECOVERABLE
 
 
-def test_a_run_without_any_trace_never_passes(
-    reference: Evidence, make_evidence: MakeEvidence
-) -> None:
-    run = make_evidence("run")
+def test_a_run_without_any_trace_never_passes(reference: Evidence, run: Evidence) -> None:
     run.attempt((), silent=[0, 1])
     assert run.judged(reference, "clean").verdict is Verdict.UNRECOVERABLE
     assert run.judged(reference, "clean", steps=range(0)).verdict is Verdict.UNRECOVERABLE
 
 
 def test_a_run_without_steps_never_passes_even_where_none_are_expected(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.attempt(())
     assert run.judged(reference, "clean", steps=range(0)).verdict is not Verdict.RECOVERED
 
@@ -109,24 +104,20 @@ def test_a_run_that_reports_no_samples_never_passes(make_evidence: MakeEvidence)
 
 
 def test_samples_that_a_failed_attempt_lost_may_be_used_again(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.strike(KILL)
-    run.attempt(range(1, 6), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
+    interrupt(run, steps=range(1, 6))
     finish(run)
     assert run.judged(reference, KILL).verdict is Verdict.RECOVERED
 
 
 def test_a_kill_of_all_ranks_that_ended_only_one_is_not_exercised(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     for rank in range(2):
         run.strike("kill rank=*", rank=rank)
-    run.attempt(
-        range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4), cause="killed"
-    )
+    interrupt(run, cause="killed")
     finish(run)
     judgement = run.judged(reference, "kill rank=* at=step:5/data")
     assert judgement.verdict is Verdict.NOT_EXERCISED
@@ -134,9 +125,8 @@ def test_a_kill_of_all_ranks_that_ended_only_one_is_not_exercised(
 
 
 def test_a_control_that_begins_in_an_epoch_is_not_blamed_for_its_first_half(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.attempt(range(2, 4), restored=1, source=1, valid=(1,))
     faults = list(sample_faults(read_trajectory(run.run)))
     assert faults == []

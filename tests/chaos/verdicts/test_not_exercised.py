@@ -5,18 +5,13 @@ from __future__ import annotations
 import signal
 
 import pytest
-from evidence import ALL, FLIP, KILL, KILLED, Evidence, finish
+from evidence import ALL, FLIP, KILL, Evidence, finish, interrupt
 
 from seatrial.chaos.supervisor import PREEMPTED
 from seatrial.chaos.verdict import Verdict
 
-from .conftest import MakeEvidence
 
-
-def test_a_fault_that_never_fired_is_not_exercised(
-    reference: Evidence, make_evidence: MakeEvidence
-) -> None:
-    run = make_evidence("run")
+def test_a_fault_that_never_fired_is_not_exercised(reference: Evidence, run: Evidence) -> None:
     run.attempt(ALL, published=(2, 4, 6), valid=(4, 6))
     judgement = run.judged(reference, KILL)
     assert judgement.verdict is Verdict.NOT_EXERCISED
@@ -45,9 +40,8 @@ def test_one_of_two_faults_that_never_fired_is_not_exercised(
     ],
 )
 def test_a_fault_without_its_effect_is_not_exercised(
-    reference: Evidence, make_evidence: MakeEvidence, text: str, status: int
+    reference: Evidence, run: Evidence, text: str, status: int
 ) -> None:
-    run = make_evidence("run")
     run.strike(text)
     run.attempt(ALL, published=(2, 4, 6), valid=(4, 6), exits={0: 0, 1: status})
     judgement = run.judged(reference, text)
@@ -67,12 +61,11 @@ def test_a_fault_without_its_effect_is_not_exercised(
     ],
 )
 def test_a_fault_of_several_ranks_must_show_its_effect_on_each(
-    reference: Evidence, make_evidence: MakeEvidence, text: str, exits: dict[int, int]
+    reference: Evidence, run: Evidence, text: str, exits: dict[int, int]
 ) -> None:
-    run = make_evidence("run")
     run.strike(text, rank=0)
     run.strike(text, rank=1)
-    run.attempt(range(1, 5), ending="failed", exits=exits, published=(2, 4), valid=(2, 4))
+    interrupt(run, exits=exits)
     finish(run)
     judgement = run.judged(reference, text)
     assert judgement.verdict is Verdict.NOT_EXERCISED
@@ -80,24 +73,22 @@ def test_a_fault_of_several_ranks_must_show_its_effect_on_each(
 
 
 def test_a_struck_rank_that_the_launcher_ended_after_another_does_not_count_against_it(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
     text = "exit rank=* at=step:5/data code=3"
-    run = make_evidence("run")
     run.strike(text, rank=0)
     run.strike(text, rank=1)
-    run.attempt(range(1, 5), ending="failed", exits={1: 3}, published=(2, 4), valid=(2, 4))
+    interrupt(run, exits={1: 3})
     finish(run)
     assert run.judged(reference, text).verdict is Verdict.RECOVERED
 
 
 def test_a_signal_to_a_rank_that_the_launcher_ended_is_not_exercised(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
     text = "terminate rank=1 at=step:5/data"
-    run = make_evidence("run")
     run.strike(text)
-    run.attempt(range(1, 5), ending="failed", exits={0: 1}, published=(2, 4), valid=(2, 4))
+    interrupt(run, exits={0: 1})
     finish(run)
     assert run.judged(reference, text).verdict is Verdict.NOT_EXERCISED
 
@@ -120,15 +111,14 @@ def test_a_signal_that_found_no_process_is_not_exercised(
 )
 def test_a_raise_must_be_what_the_rank_died_of(
     reference: Evidence,
-    make_evidence: MakeEvidence,
+    run: Evidence,
     error: str,
     causes: list[str],
     verdict: Verdict,
 ) -> None:
     text = "raise rank=1 at=step:5/data"
-    run = make_evidence("run")
     run.strike(text)
-    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
+    interrupt(run, exits={0: 1, 1: 1})
     run.fail(rank=1, attempt=1, error=error, causes=causes, t=10.1)
     finish(run)
     assert run.judged(reference, text).verdict is verdict
@@ -145,76 +135,56 @@ def test_an_attempt_that_was_failing_before_it_was_struck_is_unrecoverable(
 
 
 def test_a_stop_that_outlasts_the_deadline_has_its_effect_and_explains_the_hang(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
     text = "stop rank=1 at=step:5/data resume=60"
-    run = make_evidence("run")
     run.strike(text)
-    run.attempt(range(1, 5), ending="hung", exits={}, published=(2, 4), valid=(2, 4))
+    interrupt(run, ending="hung", exits={})
     finish(run)
     assert run.judged(reference, text).verdict is Verdict.RECOVERED
 
 
 def test_a_rank_that_did_more_after_its_stop_was_not_stopped(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
     text = "stop rank=1 at=step:5/data"
-    run = make_evidence("run")
     run.strike(text)
-    run.attempt(range(1, 5), ending="hung", exits={}, published=(2, 4), valid=(2, 4))
+    interrupt(run, ending="hung", exits={})
     run.record(1, 1, "event", event="forward", edge="before", step=5, t=12.0)
     finish(run)
     assert run.judged(reference, text).verdict is Verdict.NOT_EXERCISED
 
 
 def test_a_swallowed_exception_is_not_excused_by_a_later_kill(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.strike("raise", fault=0, step=2)
     run.strike("kill", fault=1)
-    run.attempt(range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
+    interrupt(run)
     finish(run)
     judgement = run.judged(reference, f"raise rank=1 at=step:2/data; {KILL}")
     assert judgement.verdict is Verdict.NOT_EXERCISED
 
 
 def test_damage_that_left_the_checkpoint_valid_is_not_exercised(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, flipping: Evidence
 ) -> None:
-    run = make_evidence("run")
-    run.strike("flip", fault=0)
-    run.strike("kill", fault=1)
-    run.attempt(
-        range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4), damage=(4,)
-    )
-    finish(run)
-    assert run.judged(reference, FLIP).verdict is Verdict.NOT_EXERCISED
+    interrupt(flipping, damage=(4,))
+    finish(flipping)
+    assert flipping.judged(reference, FLIP).verdict is Verdict.NOT_EXERCISED
 
 
 def test_damage_that_no_restore_came_upon_is_not_exercised(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, run: Evidence
 ) -> None:
-    run = make_evidence("run")
     run.strike("flip", fault=0)
     run.attempt(ALL, published=(2, 4, 6), valid=(4, 6), damage=(2,))
     assert run.judged(reference, "flip rank=1 at=step:3/data").verdict is Verdict.NOT_EXERCISED
 
 
 def test_damage_that_a_newer_checkpoint_hides_is_not_exercised(
-    reference: Evidence, make_evidence: MakeEvidence
+    reference: Evidence, flipping: Evidence
 ) -> None:
-    run = make_evidence("run")
-    run.strike("flip", fault=0)
-    run.strike("kill", fault=1)
-    run.attempt(
-        range(1, 5),
-        ending="failed",
-        exits=KILLED,
-        published=(2, 4),
-        valid=(4,),
-        damaged={2: "digest"},
-        damage=(2,),
-    )
-    finish(run)
-    assert run.judged(reference, FLIP).verdict is Verdict.NOT_EXERCISED
+    interrupt(flipping, valid=(4,), damaged={2: "digest"}, damage=(2,))
+    finish(flipping)
+    assert flipping.judged(reference, FLIP).verdict is Verdict.NOT_EXERCISED
