@@ -235,10 +235,28 @@ def _warm_up(modules: Collection[str]) -> str:
     gc.freeze()  # so that a collection in a rank does not copy the shared pages
     if torch.cuda.is_initialized():
         return "importing the job initialised CUDA, which does not survive a fork"
+    if _is_spoilt_by_cuda():
+        return "importing the job started the CUDA driver, which does not survive a fork"
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         return f"importing the job started {threads - 1} thread(s), which do not survive a fork"
     return ""
+
+
+def _is_spoilt_by_cuda() -> bool:
+    """Whether a fork of this process could not use CUDA, although torch has not initialised it.
+
+    Counting GPUs is enough where NVML is missing. Torch knows of it in the child alone.
+    """
+    import torch
+
+    cannot = getattr(torch._C, "_cuda_isInBadFork", None)  # of a torch built for CUDA
+    if cannot is None:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        os._exit(1 if cannot() else 0)
+    return os.waitpid(pid, 0)[1] != 0
 
 
 def _lasting(pid: int, ours: Collection[int]) -> list[int]:

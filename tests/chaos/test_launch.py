@@ -132,12 +132,19 @@ def test_a_module_that_starts_a_thread_makes_ranks_spawn_and_says_so(
     assert run.completed
 
 
-def test_a_module_that_initialises_cuda_makes_ranks_spawn_and_says_so(tmp_path: Path) -> None:
-    with LocalLauncher(
-        method="fork", scratch=[tmp_path], preload=("initialises_cuda",)
-    ) as launcher:
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("initialises_cuda", "initialised CUDA"),
+        ("starts_the_cuda_driver", "started the CUDA driver"),
+    ],
+)
+def test_a_module_that_initialises_cuda_makes_ranks_spawn_and_says_so(
+    tmp_path: Path, module: str, said: str
+) -> None:
+    with LocalLauncher(method="fork", scratch=[tmp_path], preload=(module,)) as launcher:
         assert launcher.method == "spawn"
-        assert "initialised CUDA" in launcher.note
+        assert said in launcher.note
 
 
 def test_a_clean_warm_parent_forks_without_a_note(launcher: LocalLauncher) -> None:
