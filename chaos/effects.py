@@ -13,7 +13,6 @@ from typing import cast
 
 from .actions import BENDING, DAMAGE, DATA, LIES, NETWORK
 from .case import Case
-from .errors import InjectedError
 from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
@@ -26,6 +25,7 @@ from .unseen import why_unseen
 from .witnesses import (
     alterations,
     is_by_disk,
+    own_text,
     was_met,
     was_noticed,
     was_passed_on,
@@ -33,6 +33,7 @@ from .witnesses import (
     went_on_after,
 )
 
+_KILLING = ("kill", "powercut", "crash")
 _SIGNAL_S = 1.0
 """A signal is sent within this time of the strike, however busy the machine."""
 
@@ -96,9 +97,13 @@ def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
         return status == fault.code
     if fault.action == "terminate":
         # Left in time, died of the signal, or was killed when the grace was over.
-        return status in (PREEMPTED, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
+        if status == -signal.SIGKILL:
+            return not _was_killed_otherwise(run, strike)
+        return status in (PREEMPTED, -signal.SIGTERM, 128 + signal.SIGTERM)
     if fault.action == "raise" and (error := _error(run, strike)):
-        return InjectedError.__name__ in (error["type"], *cast(list[str], error.get("causes", [])))
+        # Of this fault, not of another one that came after the job had swallowed it.
+        said = (str(error["message"]), *cast(list[str], error["said"]))
+        return any(own_text(fault) in each for each in said)
     # An exception that the job swallowed leaves the process running, perhaps to die of another.
     return status != 0 and not went_on_after(case, strike, strike.step or 0)
 
@@ -175,6 +180,16 @@ def _missed(run: Run, fault: Fault, strike: Strike) -> list[Record]:
 def _error(run: Run, strike: Strike) -> Record | None:
     trace = run.trace(strike.attempt, strike.rank)
     return next((record for record in trace if record["kind"] == "error"), None)
+
+
+def _was_killed_otherwise(run: Run, strike: Strike) -> bool:
+    """Whether another fault killed the rank before the grace of ``strike`` was over."""
+    return any(
+        (each.attempt, each.rank) == (strike.attempt, strike.rank)
+        and each.action in _KILLING
+        and each.t < strike.t + (strike.grace or 0.0)
+        for each in run.strikes()
+    )
 
 
 def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from evidence import ALL, FLIP, KILL, KILLED, Evidence, finish
@@ -110,28 +111,58 @@ def test_a_signal_that_found_no_process_is_not_exercised(
     assert killed.judged(reference, KILL).verdict is Verdict.NOT_EXERCISED
 
 
+RAISE = "raise rank=1 at=step:5/data"
+RAISED = f"injected by the fault '{RAISE}'"
+
+
 @pytest.mark.parametrize(
-    ("error", "causes", "verdict"),
+    ("error", "verdict"),
     [
-        ("InjectedError", [], Verdict.RECOVERED),
-        ("SaveError", ["InjectedError"], Verdict.RECOVERED),
-        ("KeyError", [], Verdict.NOT_EXERCISED),
+        ({"error": "InjectedError", "message": RAISED}, Verdict.RECOVERED),
+        (
+            {"error": "SaveError", "causes": ["InjectedError"], "said": [RAISED]},
+            Verdict.RECOVERED,
+        ),
+        ({"error": "KeyError"}, Verdict.NOT_EXERCISED),
     ],
 )
 def test_a_raise_must_be_what_the_rank_died_of(
-    reference: Evidence,
-    make_evidence: MakeEvidence,
-    error: str,
-    causes: list[str],
-    verdict: Verdict,
+    reference: Evidence, make_evidence: MakeEvidence, error: dict[str, Any], verdict: Verdict
 ) -> None:
-    text = "raise rank=1 at=step:5/data"
     run = make_evidence("run")
-    run.strike(text)
+    run.strike(RAISE)
     run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
-    run.fail(rank=1, attempt=1, error=error, causes=causes, t=10.1)
+    run.fail(rank=1, attempt=1, t=10.1, **error)
     finish(run)
-    assert run.judged(reference, text).verdict is verdict
+    assert run.judged(reference, RAISE).verdict is verdict
+
+
+def test_a_raise_that_was_swallowed_has_no_part_in_a_later_one(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    swallowed = "raise rank=1 at=step:3/data"
+    run = make_evidence("run")
+    run.strike(swallowed, step=3, t=9.5)
+    run.strike(RAISE, fault=1)
+    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
+    run.fail(rank=1, attempt=1, t=10.1, error="InjectedError", message=RAISED)
+    finish(run)
+    judgement = run.judged(reference, f"{swallowed}; {RAISE}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert f"the fault '{swallowed}' fired" in judgement.reason
+
+
+@pytest.mark.parametrize(("grace", "verdict"), [(30.0, "NOT_EXERCISED"), (0.2, "RECOVERED")])
+def test_a_sigterm_that_was_ignored_has_no_part_in_the_kill_of_another_fault(
+    reference: Evidence, make_evidence: MakeEvidence, grace: float, verdict: str
+) -> None:
+    told = f"terminate rank=1 at=step:3/data grace={grace}"
+    run = make_evidence("run")
+    run.strike(told, step=3, t=9.5, grace=grace)
+    run.strike(KILL, fault=1)
+    run.attempt(range(1, 5), ending="failed", exits=KILLED, published=(2, 4), valid=(2, 4))
+    finish(run)
+    assert run.judged(reference, f"{told}; {KILL}").verdict == verdict
 
 
 def test_an_attempt_that_was_failing_before_it_was_struck_is_unrecoverable(
