@@ -53,6 +53,13 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
             unseen = f" ({why_unseen(case, fault)})" if fault.at.is_storage else ""
             yield f"the fault '{fault}' never fired: no target rank reached its event{unseen}"
             continue
+        vain = next((strike for strike in own if not _could_restore(case, strike)), None)
+        if vain is not None:
+            yield (
+                f"the fault '{fault}' struck rank {vain.rank} at {vain.event} in attempt "
+                f"{vain.attempt}, when nothing had been saved that could be restored"
+            )
+            continue
         if fault.action in DAMAGE:
             if not any(was_met(case, strike) for strike in own):
                 yield f"the fault '{fault}' struck, but no restore met what it damaged"
@@ -70,6 +77,14 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
             f"the fault '{fault}' fired on rank {strike.rank} in attempt {strike.attempt} "
             f"but changed nothing: {_instead(run, fault, strike)}"
         )
+
+
+def _could_restore(case: Case, strike: Strike) -> bool:
+    """False for a strike in the restore of a job that restores by its own code, and is asked to
+    even if nothing is there."""
+    if strike.event != "restore" or not case.run.stores_itself:
+        return True
+    return any(case.trajectory.published[number] for number in range(1, strike.attempt))
 
 
 def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
