@@ -109,7 +109,7 @@ def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
     if status is None:
         return None
     if fault.action == "exit":
-        return status == fault.code
+        return status == fault.code and _error(run, strike) is None  # or a worker of it did
     if fault.action == "terminate":
         # Left in time, died of the signal, or was killed when the grace was over.
         if status == -signal.SIGKILL:

@@ -152,6 +152,18 @@ def test_a_raise_that_was_swallowed_has_no_part_in_a_later_one(
     assert f"the fault '{swallowed}' fired" in judgement.reason
 
 
+def test_an_exit_of_a_worker_that_its_rank_fails_of_is_not_exercised(
+    reference: Evidence, make_evidence: MakeEvidence
+) -> None:
+    text = "exit rank=1 at=step:5/data"  # with code 1, as after any exception
+    run = make_evidence("run")
+    run.strike(text)
+    run.attempt(range(1, 5), ending="failed", exits={0: 1, 1: 1}, published=(2, 4), valid=(2, 4))
+    run.fail(rank=1, attempt=1, t=10.1, error="RuntimeError", message="DataLoader worker exited")
+    finish(run)
+    assert run.judged(reference, text).verdict is Verdict.NOT_EXERCISED
+
+
 @pytest.mark.parametrize(("grace", "verdict"), [(30.0, "NOT_EXERCISED"), (0.2, "RECOVERED")])
 def test_a_sigterm_that_was_ignored_has_no_part_in_the_kill_of_another_fault(
     reference: Evidence, make_evidence: MakeEvidence, grace: float, verdict: str
