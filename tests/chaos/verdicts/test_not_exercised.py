@@ -187,6 +187,16 @@ def test_an_attempt_that_was_failing_before_it_was_struck_is_unrecoverable(
     assert "rank 0 raised KeyError" in judgement.reason
 
 
+def test_so_is_one_that_a_rank_was_leaving(reference: Evidence, killed: Evidence) -> None:
+    killed.record(0, 1, "ended", status=3, t=9.9)
+    finish(killed)
+    judgement = killed.judged(reference, KILL)
+    assert judgement.verdict is Verdict.UNRECOVERABLE
+    assert (
+        "was failing before a fault struck in it: rank 0 left with exit code 3" in judgement.reason
+    )
+
+
 def test_a_stop_that_outlasts_the_deadline_has_its_effect_and_explains_the_hang(
     reference: Evidence, make_evidence: MakeEvidence
 ) -> None:
