@@ -173,7 +173,7 @@ def bends(case: Case) -> list[Strike]:
 def is_abandoned(case: Case, step: Step) -> bool:
     """Whether a bent call came before the step, and nothing of the final state came from it.
 
-    The rank that made the call had yet to complete the step: whatever was wrong before is not of it.
+    The rank that made the call had yet to complete the step: what was wrong before is not of it.
     """
     struck = any(
         record["kind"] == "step"
