@@ -81,9 +81,9 @@ def take_over(state: TrainingState, directory: Path, *, rank: int) -> None:
         wholes = {n: whole for part in parts for n, whole in part["modules"][component].items()}
         for tensor, name in _names(module).items():
             _fill(tensor, wholes[name])
-        kept = {n: one for part in parts for n, one in part["extra_states"][component].items()}
-        for name, part in _keepers(module):
-            part.set_extra_state(kept[name])
+        extras = {n: one for part in parts for n, one in part["extra_states"][component].items()}
+        for name, keeper in _keepers(module):
+            keeper.set_extra_state(extras[name])
     for number, optimizer in enumerate(_optimizers(state)):
         given = [part["optimizers"][number] for part in parts]
         moments = {name: entries for one in given for name, entries in one["moments"].items()}
