@@ -311,8 +311,8 @@ class Injector:
             self._send(number, rank, fault)
 
     def signal_own(self, number: signal.Signals) -> None:
-        """Signal the rank that this is the injector of."""
-        os.kill(os.getpid(), number)
+        """Signal the rank that this is the injector of, also from a process that it forked."""
+        os.kill(self._process, number)
 
     def cut_power(self, fault: Fault) -> None:
         """Take the power of the disk that the store is on."""

@@ -90,11 +90,11 @@ def judge(
 
 def _success(case: Case) -> str:
     steps, beginnings = case.trajectory.steps, case.trajectory.beginnings
-    left_out = sum(is_abandoned(case, step) for step in steps)
-    began = sum(not is_abandoned_beginning(case, each) for each in beginnings)
-    said = f"all {len(steps) - left_out} steps and {began} beginnings are equal"
-    if left_out or began < len(beginnings):
-        said += f"; of {left_out} more after a bent call nothing is in the final state"
+    excused = sum(is_abandoned(case, each) for each in steps)
+    anew = sum(is_abandoned_beginning(case, each) for each in beginnings)
+    said = f"all {len(steps) - excused} steps and {len(beginnings) - anew} beginnings are equal"
+    if excused or anew:
+        said += f"; of {excused + anew} more after a bent call nothing is in the final state"
     return said
 
 

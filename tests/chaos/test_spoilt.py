@@ -3,6 +3,7 @@ only read ahead. Jobs of real ranks that read records are in test_records."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,10 @@ def test_a_worker_is_in_no_step_whatever_its_rank_was_in_when_it_was_forked(
     run = supervise_program("reads_in_a_worker", "spoil rank=0 at=step:1/data/record", ranks=1)
     spoilt = [record for record in run.trace(1, 0) if record["kind"] == "spoilt"]
     assert [(record["record"], record["step"]) for record in spoilt] == [(7, None)]
+
+
+def test_a_kill_that_is_due_in_a_worker_is_of_its_rank(
+    supervise_program: Callable[..., Run],
+) -> None:
+    run = supervise_program("reads_in_a_worker", "kill rank=0 at=step:1/data/record", ranks=1)
+    assert run.attempts[0].exits == {0: -signal.SIGKILL}
