@@ -114,7 +114,9 @@ def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
         # Left in time, died of the signal, or was killed when the grace was over.
         if status == -signal.SIGKILL:
             return not _was_killed_otherwise(run, strike)
-        return status in (PREEMPTED, -signal.SIGTERM, 128 + signal.SIGTERM)
+        if status == PREEMPTED:
+            return not _was_told_again(case, strike)
+        return status in (-signal.SIGTERM, 128 + signal.SIGTERM)
     if fault.action == "raise" and (error := _error(run, strike)):
         # Of this fault, not of another one that came after the job had swallowed it.
         said = (str(error["message"]), *cast(list[str], error["said"]))
@@ -205,6 +207,19 @@ def _was_killed_otherwise(run: Run, strike: Strike) -> bool:
         and each.t < strike.t + (strike.grace or 0.0)
         for each in run.strikes()
     )
+
+
+def _was_told_again(case: Case, strike: Strike) -> bool:
+    """Whether the rank went on training, and left only when another fault had told the ranks to.
+
+    Told in the midst of a step, it leaves after that one or the next.
+    """
+    told = any(
+        (each.attempt, each.action) == (strike.attempt, "terminate") and each.t > strike.t
+        for each in case.run.strikes()
+        if each.fault != strike.fault
+    )
+    return told and went_on_after(case, strike, (strike.step or 0) + 1)
 
 
 def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:

@@ -197,6 +197,20 @@ def test_so_is_one_that_a_rank_was_leaving(reference: Evidence, killed: Evidence
     )
 
 
+@pytest.mark.parametrize(("step", "verdict"), [(2, "NOT_EXERCISED"), (3, "RECOVERED")])
+def test_a_sigterm_that_was_ignored_has_no_part_in_a_later_preemption(
+    reference: Evidence, make_evidence: MakeEvidence, step: int, verdict: str
+) -> None:
+    ignored, heeded = f"terminate rank=1 at=step:{step}/data", "terminate rank=0 at=step:4/data"
+    run = make_evidence("run")
+    run.strike(ignored, step=step, t=8.0)
+    run.strike(heeded, rank=0, fault=1, step=4)
+    left = {0: PREEMPTED, 1: PREEMPTED}
+    run.attempt(range(1, 5), ending="failed", exits=left, published=(2, 4), valid=(2, 4))
+    finish(run)
+    assert run.judged(reference, f"{ignored}; {heeded}").verdict == verdict
+
+
 def test_a_stop_that_outlasts_the_deadline_has_its_effect_and_explains_the_hang(
     reference: Evidence, make_evidence: MakeEvidence
 ) -> None:
