@@ -171,10 +171,17 @@ def bends(case: Case) -> list[Strike]:
 
 
 def is_abandoned(case: Case, step: Step) -> bool:
-    """Whether a bent call came before the step, and nothing of the final state came from it."""
+    """Whether a bent call came before the step, and nothing of the final state came from it.
+
+    The rank that made the call had yet to complete the step: what was wrong before is not of it.
+    """
     struck = any(
-        strike.attempt == step.attempt and step.number >= (strike.step or 0)
+        record["kind"] == "step"
+        and record["step"] == step.number
+        and float(str(record["t"])) >= strike.t
         for strike in bends(case)
+        if strike.attempt == step.attempt
+        for record in case.run.trace(strike.attempt, strike.rank)
     )
     kept = ((each.attempt, each.number) for each in case.trajectory.lineage())
     return struck and (step.attempt, step.number) not in set(kept)

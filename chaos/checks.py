@@ -128,13 +128,22 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 f"{attempt.cause}{_said(attempt)}",
             )
         for rank in range(case.run.ranks_of(attempt.number)) if struck else ():
-            error = case.run.error_of(attempt, rank)
-            if error is not None and float(str(error["t"])) < min(struck):
+            if said := _failed_before(min(struck), case.run.trace(attempt.number, rank)):
                 yield Finding(
                     verdict=verdict,
                     reason=f"attempt {attempt.number} was failing before a fault struck in it: "
-                    f"rank {rank} raised {error['type']}: {error['message']}",
+                    f"rank {rank} {said}",
                 )
+
+
+def _failed_before(t: float, trace: list[Record]) -> str:
+    """How a rank failed by itself before ``t``, by an exception or as it chose; empty if not."""
+    for record in (each for each in trace if float(str(each["t"])) < t):
+        if record["kind"] == "error":
+            return f"raised {record['type']}: {record['message']}"
+        if record["kind"] == "ended" and record["status"]:
+            return f"left with exit code {record['status']}"
+    return ""
 
 
 def _explains(case: Case, strike: Strike, attempt: Attempt) -> bool:

@@ -13,7 +13,6 @@ from typing import cast
 
 from .actions import BENDING, DAMAGE, DATA, LIES, NETWORK
 from .case import Case
-from .errors import InjectedError
 from .events import STORAGE
 from .fault import Fault
 from .ledger import Strike
@@ -26,6 +25,7 @@ from .unseen import why_unseen
 from .witnesses import (
     alterations,
     is_by_disk,
+    own_text,
     was_met,
     was_noticed,
     was_passed_on,
@@ -33,6 +33,7 @@ from .witnesses import (
     went_on_after,
 )
 
+_KILLING = ("kill", "powercut", "crash")
 _SIGNAL_S = 1.0
 """A signal is sent within this time of the strike, however busy the machine."""
 
@@ -52,6 +53,13 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
             unseen = f" ({why_unseen(case, fault)})" if fault.at.is_storage else ""
             yield f"the fault '{fault}' never fired: no target rank reached its event{unseen}"
             continue
+        vain = next((strike for strike in own if not _could_restore(case, strike)), None)
+        if vain is not None:
+            yield (
+                f"the fault '{fault}' struck rank {vain.rank} at {vain.event} in attempt "
+                f"{vain.attempt}, when nothing had been saved that could be restored"
+            )
+            continue
         if fault.action in DAMAGE:
             if not any(was_met(case, strike) for strike in own):
                 yield f"the fault '{fault}' struck, but no restore met what it damaged"
@@ -69,6 +77,14 @@ def ineffective_strikes(case: Case) -> Iterator[str]:
             f"the fault '{fault}' fired on rank {strike.rank} in attempt {strike.attempt} "
             f"but changed nothing: {_instead(run, fault, strike)}"
         )
+
+
+def _could_restore(case: Case, strike: Strike) -> bool:
+    """False for a strike in the restore of a job that restores by its own code, and is asked to
+    even if nothing is there."""
+    if strike.event != "restore" or not case.run.stores_itself:
+        return True
+    return any(case.trajectory.published[number] for number in range(1, strike.attempt))
 
 
 def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
@@ -93,12 +109,18 @@ def _had_effect(case: Case, fault: Fault, strike: Strike) -> bool | None:
     if status is None:
         return None
     if fault.action == "exit":
-        return status == fault.code
+        return status == fault.code and _error(run, strike) is None  # or a worker of it did
     if fault.action == "terminate":
         # Left in time, died of the signal, or was killed when the grace was over.
-        return status in (PREEMPTED, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
+        if status == -signal.SIGKILL:
+            return not _was_killed_otherwise(run, strike)
+        if status == PREEMPTED:
+            return not _was_told_again(case, strike)
+        return status in (-signal.SIGTERM, 128 + signal.SIGTERM)
     if fault.action == "raise" and (error := _error(run, strike)):
-        return InjectedError.__name__ in (error["type"], *cast(list[str], error.get("causes", [])))
+        # Of this fault, not of another one that came after the job had swallowed it.
+        said = (str(error["message"]), *cast(list[str], error["said"]))
+        return any(own_text(fault) in each for each in said)
     # An exception that the job swallowed leaves the process running, perhaps to die of another.
     return status != 0 and not went_on_after(case, strike, strike.step or 0)
 
@@ -175,6 +197,29 @@ def _missed(run: Run, fault: Fault, strike: Strike) -> list[Record]:
 def _error(run: Run, strike: Strike) -> Record | None:
     trace = run.trace(strike.attempt, strike.rank)
     return next((record for record in trace if record["kind"] == "error"), None)
+
+
+def _was_killed_otherwise(run: Run, strike: Strike) -> bool:
+    """Whether another fault killed the rank before the grace of ``strike`` was over."""
+    return any(
+        (each.attempt, each.rank) == (strike.attempt, strike.rank)
+        and each.action in _KILLING
+        and each.t < strike.t + (strike.grace or 0.0)
+        for each in run.strikes()
+    )
+
+
+def _was_told_again(case: Case, strike: Strike) -> bool:
+    """Whether the rank went on training, and left only when another fault had told the ranks to.
+
+    Told in the midst of a step, it leaves after that one or the next.
+    """
+    told = any(
+        (each.attempt, each.action) == (strike.attempt, "terminate") and each.t > strike.t
+        for each in case.run.strikes()
+        if each.fault != strike.fault
+    )
+    return told and went_on_after(case, strike, (strike.step or 0) + 1)
 
 
 def _was_stopped(run: Run, fault: Fault, strike: Strike) -> bool:

@@ -23,7 +23,7 @@ def can_end(case: Case, strike: Strike, attempt: Attempt) -> bool:
     if strike.attempt != attempt.number or strike.action in DAMAGE:
         return False
     if strike.action == "spoil":
-        return refused_a_record(case.run, attempt.number, strike.rank)
+        return refused_a_record(case.run, strike)
     if ACTIONS[strike.action].operations and strike.event.startswith(STORAGE):
         return ended_by_operation(case, strike)
     if strike.action == "throttle":

@@ -88,6 +88,7 @@ class Injector:
         self._position = position
         self._ledger = ledger
         self._trace = trace
+        self._process = os.getpid()
         self._thread = threading.local()
         self._counting = threading.Lock()
         self._counts = [0] * len(schedule.faults)
@@ -256,7 +257,9 @@ class Injector:
         if isinstance(data, bytearray) and data:
             choice = random.Random(f"{self._schedule.seed + index}/{record}")
             data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
-            self._trace.record("spoilt", fault=index, record=record, step=self._step)
+            # A data-loader worker has begun no step, whatever the rank was in that forked it.
+            step = self._step if os.getpid() == self._process else None
+            self._trace.record("spoilt", fault=index, record=record, step=step)
 
     def delay_s(self, index: int, fault: Fault) -> float:
         """How long a ``delay`` lasts, in seconds."""
@@ -308,8 +311,8 @@ class Injector:
             self._send(number, rank, fault)
 
     def signal_own(self, number: signal.Signals) -> None:
-        """Signal the rank that this is the injector of."""
-        os.kill(os.getpid(), number)
+        """Signal the rank that this is the injector of, also from a process that it forked."""
+        os.kill(self._process, number)
 
     def cut_power(self, fault: Fault) -> None:
         """Take the power of the disk that the store is on."""

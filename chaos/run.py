@@ -109,7 +109,7 @@ class Run:
         """The exception that ended ``rank``, or else the attempt's culprit, as its trace has it.
 
         ``bases`` names its class and all base classes, ``causes`` the classes of what it was raised
-        from.
+        from, and ``said`` their messages.
         """
         trace = self.trace(attempt.number, attempt.culprit or 0 if rank is None else rank)
         return next((record for record in trace if record["kind"] == "error"), None)

@@ -195,6 +195,8 @@ class _Watch:
         self._signalled: set[tuple[int, int]] = set()
         self.silence = Silence(self._traces, limits, launcher.processes)
         self.exits: list[RankExit] = []
+        self._limits = limits
+        self._is_too_late = False
 
     def until_it_ends(self, deadline: float) -> Ending:
         while True:
@@ -206,7 +208,10 @@ class _Watch:
             if len(self.exits) == self._plan.world.ranks:
                 return "failed" if any(each.status for each in self.exits) else "completed"
             self._send_due_signals()
-            if self.silence.is_a_hang(self._strikes()) or time.monotonic() > deadline:
+            if self.silence.is_a_hang(self._strikes()):
+                return "hung"
+            if time.monotonic() > deadline:
+                self._is_too_late = True
                 return "hung"
             self._report_progress()
 
@@ -272,6 +277,11 @@ class _Watch:
     def cause(self, ending: Ending) -> str:
         if ending == "completed":
             return ""
+        if self._is_too_late:
+            return (
+                f"its ranks were at work, but the run was not over after "
+                f"{self._limits.total_s:g} s, the most that a run may take"
+            )
         if ending == "hung":
             return str(self.silence)
         culprit = self.culprit()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .actions import DAMAGE
+from .bending import is_abandoned, is_abandoned_beginning
 from .case import Case, Resharded, Verdict
 from .checks import CHECKS
 from .own_checkpoints import taken_on_trust
@@ -88,8 +89,13 @@ def judge(
 
 
 def _success(case: Case) -> str:
-    compared = len(case.trajectory.steps)
-    return f"all {compared} steps and {len(case.trajectory.beginnings)} beginnings are equal"
+    steps, beginnings = case.trajectory.steps, case.trajectory.beginnings
+    excused = sum(is_abandoned(case, each) for each in steps)
+    anew = sum(is_abandoned_beginning(case, each) for each in beginnings)
+    said = f"all {len(steps) - excused} steps and {len(beginnings) - anew} beginnings are equal"
+    if excused or anew:
+        said += f"; of {excused + anew} more after a bent call nothing is in the final state"
+    return said
 
 
 def _recovery_s(case: Case) -> float | None:

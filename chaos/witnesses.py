@@ -53,7 +53,7 @@ def was_noticed(case: Case, strike: Strike) -> bool:
         any(_is_named(file, message) for file in files)
         or any(_is_named(each, message, is_all=True) for each in full)
         for message in (str(error["message"]) for _, error in _errors_after(case, strike))
-        if INJECTED not in message or _own_text(fault) in message
+        if INJECTED not in message or own_text(fault) in message
     )
 
 
@@ -69,7 +69,7 @@ def was_told(case: Case, strike: Strike) -> bool:
     went_on = went_on_after(case, strike, _last_step(case, strike))
     for rank, error in _errors_after(case, strike):
         message = str(error["message"])
-        if _own_text(fault) in message:
+        if own_text(fault) in message:
             return True
         concerns = rank == strike.rank or re.search(rf"\brank {strike.rank}\b", message)
         is_left = bool(_not_overcome(case, strike, error))
@@ -237,7 +237,8 @@ def _is_named(name: str, message: str, *, is_all: bool = False) -> bool:
     return bool(re.search(rf"(?<![\w.{more}-]){re.escape(name)}(?![\w{more}-]|\.\w)", message))
 
 
-def _own_text(fault: Fault) -> str:
+def own_text(fault: Fault) -> str:
+    """What the errors say that ``fault`` raises, and those of no other."""
     return f"{INJECTED}{fault}'"
 
 

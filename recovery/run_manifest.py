@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .modules import module_tensors
+
 if TYPE_CHECKING:
     from .state import TrainingState
 
@@ -58,7 +60,7 @@ def describe(
         "optimizer": [one.rule for one in state.optimizers],
         "schedule": {"steps": facts.get("steps"), "params": facts.get("params")},
         "precision": sorted(
-            {str(t.dtype).removeprefix("torch.") for t in state.model.state_dict().values()}
+            {str(t.dtype).removeprefix("torch.") for t in module_tensors(state.model).values()}
         ),
         "kernels": {
             "torch": str(torch.__version__),

@@ -75,12 +75,14 @@ def run_rank(plan: AttemptPlan, rank: int) -> int:
     except BaseException as error:
         # First of all: its time tells which rank failed first.
         names = [kind.__name__ for kind in type(error).__mro__]
+        causes = list(_causes(error))
         trace.record(
             "error",
             type=type(error).__name__,
             bases=names,
             message=str(error),
-            causes=[type(cause).__name__ for cause in _causes(error)],
+            causes=[type(cause).__name__ for cause in causes],
+            said=[str(cause) for cause in causes],
         )
         traceback.print_exc()
         return 1

@@ -12,7 +12,9 @@ Does not: verify bytes, or survive a kill. For reference runs.
 from __future__ import annotations
 
 import copy
+import io
 import random
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,12 @@ from seatrial.recovery.rng import derive_seed
 from seatrial.recovery.state import TrainingState
 
 _STREAMS = ("python", "numpy", "torch", "cuda")
+_PLAIN: list[Any] = [
+    *(numpy.ndarray, numpy.dtype, io.BytesIO, frozenset),
+    *(value.__reduce__()[0] for value in (numpy.zeros(0), numpy.float64(0))),
+    *{type(numpy.dtype(code)) for code in numpy.typecodes["All"] if code != "O"},
+]
+"""What states may hold beside what torch loads anyway; none of it executes anything."""
 
 
 def hand_off(state: TrainingState, directory: Path, *, rank: int) -> None:
@@ -44,6 +52,12 @@ def hand_off(state: TrainingState, directory: Path, *, rank: int) -> None:
             component: {name: _whole(tensor) for tensor, name in _names(module).items()}
             for component, module in state.modules().items()
         },
+        "extra_states": {
+            component: {
+                name: copy.deepcopy(part.get_extra_state()) for name, part in _keepers(module)
+            }
+            for component, module in state.modules().items()
+        },
         "optimizers": optimizers,
         "components": components,
         "progress": asdict(state.progress),
@@ -60,12 +74,16 @@ def hand_off(state: TrainingState, directory: Path, *, rank: int) -> None:
 def take_over(state: TrainingState, directory: Path, *, rank: int) -> None:
     """Put this rank's part of what `hand_off` wrote into a state that was just built."""
     files = sorted(directory.glob("rank*.pt"), key=lambda path: int(path.stem[4:]))
-    parts = [torch.load(path, weights_only=True) for path in files]
+    with torch.serialization.safe_globals(_PLAIN):
+        parts = [torch.load(path, weights_only=True) for path in files]
     first: dict[str, Any] = parts[0]
     for component, module in state.modules().items():
         wholes = {n: whole for part in parts for n, whole in part["modules"][component].items()}
         for tensor, name in _names(module).items():
             _fill(tensor, wholes[name])
+        extras = {n: one for part in parts for n, one in part["extra_states"][component].items()}
+        for name, keeper in _keepers(module):
+            keeper.set_extra_state(extras[name])
     for number, optimizer in enumerate(_optimizers(state)):
         given = [part["optimizers"][number] for part in parts]
         moments = {name: entries for one in given for name, entries in one["moments"].items()}
@@ -104,6 +122,13 @@ def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
     """Parameters and buffers by name, each once; DDP alone adds a prefix."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {tensor: name.removeprefix("module.") for name, tensor in named}
+
+
+def _keepers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules that keep more than tensors, by name; DDP alone adds a prefix."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield f"{name}.".removeprefix("module."), module
 
 
 def _keeper(optimizer: torch.optim.Optimizer) -> Any:

@@ -6,6 +6,7 @@ rank's code has returned. Does not: inspect, verify or delete anything. For the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -59,7 +60,10 @@ class OwnCheckpoints:
         """
         if not isinstance(state, TrainingState):
             raise UsageError("a job that restores by its own code has no sensitivity controls")
-        with around("restore"):
+        # Of a run's first attempt nothing is there yet: whatever the job looks for, a fault that
+        # waits for a restore would strike before there is one.
+        begins = self._context.attempt == 1
+        with contextlib.nullcontext() if begins else around("restore"):
             if not self._job.load_checkpoint(self._context, state):
                 return None
         return OwnRestored(step=state.progress.step, manifest=OwnManifest(run=self._described))

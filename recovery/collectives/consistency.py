@@ -31,7 +31,7 @@ from ..errors import CollectiveMismatchError
 from ..exchange import TIMEOUT_S, Exchange
 from .group import ObservedGroup, Pair
 from .journal import UINT64, Stream, hash64
-from .mismatch import compare_all
+from .mismatch import compare_all, is_root
 from .observer import Observer
 
 _LANES = 2
@@ -190,6 +190,9 @@ def _key(group: ObservedGroup) -> str:
 
 
 def _facts(group: ObservedGroup, stream: Stream) -> dict[str, Any]:
+    own = group.ranks[group.rank()]
+    signatures = group.signatures()
+    rooted = [each for each in signatures if "root " in each.extra]
     return {
         "name": f"{group.label} (ranks {', '.join(map(str, group.ranks))})",
         "older": stream.folded,
@@ -197,7 +200,9 @@ def _facts(group: ObservedGroup, stream: Stream) -> dict[str, Any]:
         "sequence": stream.count,
         "calls": [signature.encode() for signature in stream.recent],
         "unsettled": _is_background(stream.thread),
-        "sites": sorted({str(signature.site) for signature in group.signatures()}),
+        "sites": sorted({str(each.site) for each in signatures}),
+        "as_root": sorted({str(each.site) for each in rooted if is_root(each.extra, own)}),
+        "as_other": sorted({str(each.site) for each in rooted if not is_root(each.extra, own)}),
         "members": len(group.ranks) if stream is group.collectives else 2,
     }
 

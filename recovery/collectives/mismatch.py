@@ -3,8 +3,9 @@
 Guarantees: only what all ranks of a group must do alike is compared. Calls of one group are
 compared with each other, never the order of calls of different groups; a message is compared with
 the one that the peer expects. Lines of the program may differ where the ranks take different
-branches: two places are found to be in each other's stead only if each rank keeps to its own. If
-both ranks call from both places, but at different times, they are out of order.
+branches: two places are found to be in each other's stead only if each rank keeps to its own, or if
+one is the place of whoever is the root and the other that of all others. Else, if both ranks call
+from both places, but at different times, they are out of order.
 
 The words are those of PyTorch's flight recorder (`MatchState` in
 ``torch/distributed/flight_recorder/components/types.py``); it has none for calls that differ in
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from ..errors import CollectiveMismatchError
@@ -39,7 +41,8 @@ class Calls:
     that only the fingerprint ``base`` is left of.
 
     ``sequence`` is the number of the newest. ``unsettled``: a background thread is still at it, so
-    later calls may follow. ``sites`` are all places from which the rank ever called in the group.
+    later calls may follow. ``sites`` are all places from which the rank ever called in the group,
+    ``as_root`` and ``as_other`` those of calls with a root, which it was or was not.
     """
 
     rank: int
@@ -49,6 +52,8 @@ class Calls:
     calls: Sequence[Entry]
     unsettled: bool
     sites: frozenset[str]
+    as_root: frozenset[str]
+    as_other: frozenset[str]
 
 
 def compare_collectives(group: str, name: str, streams: Sequence[Calls]) -> list[Alias]:
@@ -61,18 +66,18 @@ def compare_collectives(group: str, name: str, streams: Sequence[Calls]) -> list
     if len({(each.older, each.base) for each in streams}) > 1:
         raise CollectiveMismatchError(_undecided(name, streams))
     shared = min(len(each.calls) for each in streams)
-    one = streams[0]
+    first = streams[0]
     for position in range(shared):
-        ours = one.calls[position]
-        for other in streams[1:]:
-            theirs = other.calls[position]
+        for one, other in combinations(streams, 2):
+            ours, theirs = one.calls[position], other.calls[position]
             if tuple(ours) == tuple(theirs):
                 continue
-            state = _state(ours, theirs, one.sites, other.sites)
+            state = _state(ours, theirs, one, other)
             if state is None:
-                aliases[theirs[4]] = _end(aliases, ours[4])
+                if one is first:
+                    aliases[theirs[4]] = _end(aliases, ours[4])
                 continue
-            number = one.sequence - len(one.calls) + position + 1
+            number = first.sequence - len(first.calls) + position + 1
             raise CollectiveMismatchError(_sentence(state, name, number, position, streams))
     if len({len(each.calls) for each in streams}) > 1:
         _require_settled(name, shared, streams)
@@ -85,14 +90,30 @@ def _end(aliases: Mapping[str, str], site: str) -> str:
     return site
 
 
-def _state(
-    ours: Entry, theirs: Entry, our_sites: frozenset[str], their_sites: frozenset[str]
-) -> str | None:
-    """In which way two calls differ; None if each of their places is on its own rank alone."""
+def _state(ours: Entry, theirs: Entry, one: Calls, other: Calls) -> str | None:
+    """In which way two calls differ; None if each of their places is on its own rank alone, or is
+    the one of the root, whichever rank that is."""
     for index, state in enumerate((TYPE, SIZE, DTYPE, SIZE)):
         if ours[index] != theirs[index]:
             return state
-    return ORDER if ours[4] in their_sites or theirs[4] in our_sites else None
+    if ours[4] not in other.sites and theirs[4] not in one.sites:
+        return None
+    return None if _take_turns(ours, theirs, one, other) else ORDER
+
+
+def _take_turns(ours: Entry, theirs: Entry, one: Calls, other: Calls) -> bool:
+    """Whether one is the root and the other is not, and whoever calls from there is so too."""
+    if is_root(ours[3], one.rank) == is_root(theirs[3], other.rank):
+        return False
+    root, rest = ours[4], theirs[4]
+    if is_root(theirs[3], other.rank):
+        root, rest = rest, root
+    return root not in one.as_other | other.as_other and rest not in one.as_root | other.as_root
+
+
+def is_root(extra: str, rank: int) -> bool:
+    """Whether a call with such further facts has that rank as its root."""
+    return f"root {rank}" in extra.split(", ")
 
 
 def _sentence(state: str, name: str, number: int, position: int, streams: Sequence[Calls]) -> str:
@@ -203,4 +224,6 @@ def _calls(rank: int, facts: Mapping[str, Any]) -> Calls:
         calls=facts["calls"],
         unsettled=facts["unsettled"],
         sites=frozenset(facts["sites"]),
+        as_root=frozenset(facts["as_root"]),
+        as_other=frozenset(facts["as_other"]),
     )

@@ -59,6 +59,24 @@ def test_a_step_that_was_wrong_before_is_not_excused(run: Evidence, judged: Any)
     assert judged(CORRUPT).verdict is not Verdict.RECOVERED
 
 
+def test_a_step_that_was_over_when_the_call_was_bent_is_not_excused(
+    run: Evidence, judged: Any
+) -> None:
+    late = "garble rank=1 at=step:5/checkpoint"
+    refused(run, "ReplicaMismatchError", steps=range(1, 6), wrong={5: "model"})
+    bend(run, late, t=9.5)  # the step was recorded at 9
+    judgement = judged(late)
+    assert judgement.verdict is Verdict.DIVERGED
+    assert "attempt 1, step 5: model/x differs" in judgement.reason
+
+
+def test_steps_that_were_excused_are_not_said_to_be_equal(run: Evidence, judged: Any) -> None:
+    bend(run, CORRUPT)
+    refused(run, "ReplicaMismatchError", steps=range(1, 7), wrong={5: "model"})
+    said = "all 6 steps and 2 beginnings are equal; of 2 more after a bent call nothing is in the"
+    assert said in judged(CORRUPT).reason
+
+
 def test_a_checkpoint_of_a_wrong_state_is_corruption_undetected(run: Evidence, judged: Any) -> None:
     bend(run, CORRUPT)
     run.attempt(ALL, wrong={5: "model"}, published=(2, 4, 6), valid=(4, 6))

@@ -110,6 +110,7 @@ def test_the_log_has_what_was_called_and_from_where(seeing: Run) -> None:
         ("messages", [0, 0, 0]),
         # Lines that stand for each other are found once.
         ("branches", [1, 1, 1]),
+        ("takes_turns", [1, 1, 1]),
         # What one rank alone knows of has to be told each time.
         ("late_messages", [1, 2, 3]),
     ],

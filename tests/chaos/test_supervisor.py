@@ -20,6 +20,16 @@ def test_a_run_without_faults_completes_in_one_attempt(supervise_program: Superv
     assert (attempt.cause, attempt.output, attempt.culprit) == ("", "", None)
 
 
+def test_a_run_that_takes_too_long_is_not_said_to_be_silent(
+    supervise_program: SuperviseProgram,
+) -> None:
+    run = supervise_program("pauses", where="in the step", total_s=0.5)
+    (attempt,) = run.attempts
+    assert attempt.ending == "hung"
+    assert "the run was not over after 0.5 s, the most that a run may take" in attempt.cause
+    assert "no rank did anything" not in attempt.cause
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_by_sigkill_and_is_the_culprit(
     supervise_program: SuperviseProgram, rank: int

@@ -13,6 +13,7 @@ from seatrial.recovery.collectives.mismatch import (
     compare_all,
     compare_collectives,
     compare_messages,
+    is_root,
 )
 from seatrial.recovery.errors import CollectiveMismatchError
 
@@ -35,6 +36,7 @@ def stream(
     unsettled: bool = False,
     sites: Sequence[str] = (),
 ) -> Calls:
+    rooted = [entry for entry in calls if "root" in entry[3]]
     return Calls(
         rank=rank,
         older=older,
@@ -43,6 +45,8 @@ def stream(
         calls=calls,
         unsettled=unsettled,
         sites=frozenset([*sites, *(entry[4] for entry in calls)]),
+        as_root=frozenset(entry[4] for entry in rooted if is_root(entry[3], rank)),
+        as_other=frozenset(entry[4] for entry in rooted if not is_root(entry[3], rank)),
     )
 
 
@@ -97,6 +101,42 @@ def test_ranks_that_take_other_branches_may_call_from_other_lines() -> None:
     ]
 
 
+def rooted(root: int, line: int) -> Entry:
+    return ("broadcast", "4", "float32", f"root {root}", f"a.py:{line} in f")
+
+
+GIVES, TAKES = 1, 2
+"""Lines of ``broadcast(mine, src)`` and of ``broadcast(theirs, src)``."""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_may_take_turns_as_the_root_by_a_line_of_its_own(ranks: int) -> None:
+    turns = [
+        [rooted(root, GIVES if root == rank else TAKES) for root in range(ranks)]
+        for rank in range(ranks)
+    ]
+    assert compare(*turns) == [("key", f"a.py:{TAKES} in f", f"a.py:{GIVES} in f")]
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_two_broadcasts_of_one_root_in_another_order_are_out_of_order(root: int) -> None:
+    with pytest.raises(CollectiveMismatchError, match=r"^COLLECTIVE_ORDER_MISMATCH .*, call 1"):
+        compare([rooted(root, 1), rooted(root, 2)], [rooted(root, 2), rooted(root, 1)])
+
+
+def test_a_root_that_calls_from_the_line_of_the_others_is_out_of_order() -> None:
+    ours = [rooted(0, GIVES), rooted(1, TAKES), rooted(0, TAKES)]
+    theirs = [rooted(0, TAKES), rooted(1, GIVES), rooted(0, GIVES)]
+    with pytest.raises(CollectiveMismatchError, match=r"^COLLECTIVE_ORDER_MISMATCH"):
+        compare(ours, theirs)
+
+
+def test_ranks_that_swap_calls_for_which_the_first_has_lines_of_its_own_are_out_of_order() -> None:
+    first, second = (*SUM[:4], "a.py:20 in h"), (*SUM[:4], "a.py:21 in h")
+    with pytest.raises(CollectiveMismatchError, match=r"^COLLECTIVE_ORDER_MISMATCH"):
+        compare([SUM, ELSEWHERE], [first, second], [second, first])
+
+
 def test_a_missing_call_is_numbered_and_blamed() -> None:
     streams = [stream(0, [SUM, BROADCAST], before=40), stream(1, [SUM], before=40)]
     with pytest.raises(CollectiveMismatchError) as caught:
@@ -147,6 +187,8 @@ def test_groups_are_compared_each_by_itself() -> None:
                 "calls": [entry],
                 "unsettled": False,
                 "sites": [entry[4]],
+                "as_root": [],
+                "as_other": [],
             }
             for name, entry in groups
         }

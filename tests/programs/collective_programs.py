@@ -155,6 +155,21 @@ def branches(context: RankContext) -> Any:
     return step
 
 
+def takes_turns(context: RankContext) -> Any:
+    """Each rank is the root of a broadcast, which it makes from another line than the others."""
+
+    def step(number: int) -> list[float]:
+        mine, theirs = torch.full((4,), float(number)), torch.zeros(4)
+        for source in range(context.world_size):
+            if source == context.rank:
+                dist.broadcast(mine, source)
+            else:
+                dist.broadcast(theirs, source)
+        return theirs.tolist()
+
+    return step
+
+
 def skips_the_last(context: RankContext) -> Any:
     """Rank 1 leaves out the last call of step 2, for which rank 0 does not wait."""
     under_way = []

@@ -59,6 +59,7 @@ class Evidence:
         step: int | None = 5,
         event: str = "data",
         t: float | None = None,
+        grace: float | None = None,
     ) -> None:
         """Say that the ``fault``-th fault of the schedule struck."""
         words = text.split()
@@ -74,6 +75,7 @@ class Evidence:
                 edge="before",
                 step=step,
                 t=10.0 * attempt if t is None else t,
+                grace=grace,
                 resume=resume,
             ),
             persistent=True,
@@ -86,12 +88,13 @@ class Evidence:
         attempt: int,
         error: str,
         causes: Iterable[str] = (),
+        said: Iterable[str] = (),
         t: float,
         message: str = "",
     ) -> None:
-        """Say that an exception ended a rank at time ``t``."""
+        """Say that an exception ended a rank at time ``t``; ``said`` are the messages of causes."""
         facts = {"type": error, "bases": [error], "message": message, "causes": list(causes)}
-        self.record(rank, attempt, "error", t=t, **facts)
+        self.record(rank, attempt, "error", t=t, **facts, said=list(said))
 
     def record(self, rank_of_trace: int, attempt: int, kind: str, /, **fields: Any) -> None:
         """Add a record to a trace, by default from before the attempt's strike."""

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
-from seatrial.recovery.probe import around
+from seatrial.recovery.probe import around, probe
 
 Arguments = dict[str, Any]
 
@@ -33,6 +33,16 @@ def train(context: RankContext, arguments: Arguments) -> None:
             with context.phase("backward"):
                 dist.all_reduce(value)
         context.trace.record("did", step=step)
+
+
+def reads_in_a_worker(context: RankContext, arguments: Arguments) -> None:
+    """In a step a process is forked that reads a record, as a data loader's does."""
+    with around("step", step=1):
+        worker = os.fork()
+        if not worker:
+            probe("data/record", "before", record=7, data=bytearray(b"seven"))
+            os._exit(0)
+        os.waitpid(worker, 0)
 
 
 def pauses(context: RankContext, arguments: Arguments) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from evidence import ALL, FLIP, KILL, Evidence, finish, interrupt
@@ -101,27 +102,66 @@ def test_a_signal_that_found_no_process_is_not_exercised(
     assert killed.judged(reference, KILL).verdict is Verdict.NOT_EXERCISED
 
 
+RAISE = "raise rank=1 at=step:5/data"
+RAISED = f"injected by the fault '{RAISE}'"
+
+
 @pytest.mark.parametrize(
-    ("error", "causes", "verdict"),
+    ("error", "verdict"),
     [
-        ("InjectedError", [], Verdict.RECOVERED),
-        ("SaveError", ["InjectedError"], Verdict.RECOVERED),
-        ("KeyError", [], Verdict.NOT_EXERCISED),
+        ({"error": "InjectedError", "message": RAISED}, Verdict.RECOVERED),
+        (
+            {"error": "SaveError", "causes": ["InjectedError"], "said": [RAISED]},
+            Verdict.RECOVERED,
+        ),
+        ({"error": "KeyError"}, Verdict.NOT_EXERCISED),
     ],
 )
 def test_a_raise_must_be_what_the_rank_died_of(
-    reference: Evidence,
-    run: Evidence,
-    error: str,
-    causes: list[str],
-    verdict: Verdict,
+    reference: Evidence, run: Evidence, error: dict[str, Any], verdict: Verdict
 ) -> None:
-    text = "raise rank=1 at=step:5/data"
+    run.strike(RAISE)
+    interrupt(run, exits={0: 1, 1: 1})
+    run.fail(rank=1, attempt=1, t=10.1, **error)
+    finish(run)
+    assert run.judged(reference, RAISE).verdict is verdict
+
+
+def test_a_raise_that_was_swallowed_has_no_part_in_a_later_one(
+    reference: Evidence, run: Evidence
+) -> None:
+    swallowed = "raise rank=1 at=step:3/data"
+    run.strike(swallowed, step=3, t=9.5)
+    run.strike(RAISE, fault=1)
+    interrupt(run, exits={0: 1, 1: 1})
+    run.fail(rank=1, attempt=1, t=10.1, error="InjectedError", message=RAISED)
+    finish(run)
+    judgement = run.judged(reference, f"{swallowed}; {RAISE}")
+    assert judgement.verdict is Verdict.NOT_EXERCISED
+    assert f"the fault '{swallowed}' fired" in judgement.reason
+
+
+def test_an_exit_of_a_worker_that_its_rank_fails_of_is_not_exercised(
+    reference: Evidence, run: Evidence
+) -> None:
+    text = "exit rank=1 at=step:5/data"  # with code 1, as after any exception
     run.strike(text)
     interrupt(run, exits={0: 1, 1: 1})
-    run.fail(rank=1, attempt=1, error=error, causes=causes, t=10.1)
+    run.fail(rank=1, attempt=1, t=10.1, error="RuntimeError", message="DataLoader worker exited")
     finish(run)
-    assert run.judged(reference, text).verdict is verdict
+    assert run.judged(reference, text).verdict is Verdict.NOT_EXERCISED
+
+
+@pytest.mark.parametrize(("grace", "verdict"), [(30.0, "NOT_EXERCISED"), (0.2, "RECOVERED")])
+def test_a_sigterm_that_was_ignored_has_no_part_in_the_kill_of_another_fault(
+    reference: Evidence, run: Evidence, grace: float, verdict: str
+) -> None:
+    told = f"terminate rank=1 at=step:3/data grace={grace}"
+    run.strike(told, step=3, t=9.5, grace=grace)
+    run.strike(KILL, fault=1)
+    interrupt(run)
+    finish(run)
+    assert run.judged(reference, f"{told}; {KILL}").verdict == verdict
 
 
 def test_an_attempt_that_was_failing_before_it_was_struck_is_unrecoverable(
@@ -132,6 +172,29 @@ def test_an_attempt_that_was_failing_before_it_was_struck_is_unrecoverable(
     judgement = killed.judged(reference, KILL)
     assert judgement.verdict is Verdict.UNRECOVERABLE
     assert "rank 0 raised KeyError" in judgement.reason
+
+
+def test_so_is_one_that_a_rank_was_leaving(reference: Evidence, killed: Evidence) -> None:
+    killed.record(0, 1, "ended", status=3, t=9.9)
+    finish(killed)
+    judgement = killed.judged(reference, KILL)
+    assert judgement.verdict is Verdict.UNRECOVERABLE
+    assert (
+        "was failing before a fault struck in it: rank 0 left with exit code 3" in judgement.reason
+    )
+
+
+@pytest.mark.parametrize(("step", "verdict"), [(2, "NOT_EXERCISED"), (3, "RECOVERED")])
+def test_a_sigterm_that_was_ignored_has_no_part_in_a_later_preemption(
+    reference: Evidence, run: Evidence, step: int, verdict: str
+) -> None:
+    ignored, heeded = f"terminate rank=1 at=step:{step}/data", "terminate rank=0 at=step:4/data"
+    run.strike(ignored, step=step, t=8.0)
+    run.strike(heeded, rank=0, fault=1, step=4)
+    left = {0: PREEMPTED, 1: PREEMPTED}
+    interrupt(run, exits=left)
+    finish(run)
+    assert run.judged(reference, f"{ignored}; {heeded}").verdict == verdict
 
 
 def test_a_stop_that_outlasts_the_deadline_has_its_effect_and_explains_the_hang(
