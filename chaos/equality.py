@@ -5,14 +5,14 @@ Torch-free; a question of `seatrial.chaos.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from seatrial.recovery.compare import first_difference, first_misplaced
 
 from .beginnings import compare_beginning, diverged
 from .bending import is_abandoned, is_abandoned_beginning
 from .case import Case, Finding, Verdict
-from .trajectory import Step
+from .trajectory import UNSAVED, Step
 
 
 def states_are_equal(case: Case) -> Iterator[Finding]:
@@ -72,12 +72,35 @@ def _compare_step(step: Step, expected: Step | None, hazards: Collection[str]) -
 
 def _compare_outputs(step: Step, expected: Step, where: str) -> Iterator[Finding]:
     for rank, (ours, theirs) in enumerate(zip(step.outputs, expected.outputs, strict=True)):
+        yield from _compare_unsaved(
+            step, rank, ours.get(UNSAVED, {}), theirs.get(UNSAVED, {}), where
+        )
         for name in theirs:
-            if ours.get(name) != theirs[name]:
+            if name != UNSAVED and ours.get(name) != theirs[name]:
                 yield Finding(
                     verdict=Verdict.DIVERGED,
-                    reason=f"{where}: the {name} of rank {rank} differs from the reference "
+                    reason=f"{where}: the {name} of rank {rank} {_verb(name)} from the reference "
                     f"({ours.get(name)} instead of {theirs[name]})",
                     component=_DECIDED_BY.get(name, "outputs"),
                     step=step.number,
                 )
+
+
+def _verb(name: str) -> str:
+    return "differ" if name == "samples" else "differs"
+
+
+def _compare_unsaved(
+    step: Step, rank: int, ours: Mapping[str, str], theirs: Mapping[str, str], where: str
+) -> Iterator[Finding]:
+    """What a job keeps outside its state is nowhere compared but here."""
+    for name in {**theirs, **ours}:
+        if ours.get(name) != theirs.get(name):
+            yield Finding(
+                verdict=Verdict.DIVERGED,
+                reason=f"{where}: {name} of rank {rank}, an object of the job that its "
+                "TrainingState does not hold, is not what it is in the reference; give it to TrainingState, or "
+                "name it in the job's 'unsaved' if it need not come back",
+                component=name,
+                step=step.number,
+            )

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from seatrial.chaos.errors import UsageError
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.chaos.trajectory import UNSAVED
 from seatrial.recovery.buffers import settle_buffers
 from seatrial.recovery.collectives.consistency import Consistency
 from seatrial.recovery.fingerprint import Fingerprinter
@@ -33,6 +35,7 @@ from .hazards import hazards_of
 from .own_checkpoints import OwnCheckpoints, OwnRestored
 from .protocol import Job, SavesItself, StepReport
 from .registry import load_job
+from .unsaved import Unsaved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +67,10 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     settings = LoopSettings(**arguments)  # type: ignore[arg-type]
     preemption = _Preemption()
     job = load_job(settings.job, _with_store(settings.params, context.store))
-    state = job.build(context)
+    state = _built(job, context)
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
     fingerprinter = Fingerprinter(rank=context.rank)
+    unsaved = Unsaved(job, state, rank=context.rank)
     consistency = Consistency(context.observer, timeout_s=context.timeout_s)
     _KEPT.append(consistency)
     store: CheckpointStore | OwnCheckpoints
@@ -96,9 +100,10 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
         number = state.progress.step + 1
         with around("step", step=number):
             report = job.step(context)
+        _require_report(job, report)
         settle_buffers(state.model)
         leaving = _advance(consistency, state, report, preemption)
-        _record_step(context, state, fingerprinter, report)
+        _record_step(context, state, fingerprinter, report, unsaved)
         if leaving or settings.saves_at(number):
             store.save(state, step=number)
             context.trace.record("published", step=number)
@@ -107,6 +112,22 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
             sys.exit(PREEMPTED)
     if settings.hand_off:
         hand_off(state, Path(settings.hand_off), rank=context.rank)
+
+
+def _built(job: Job, context: RankContext) -> TrainingState:
+    state = job.build(context)
+    if not isinstance(state, TrainingState):
+        raise UsageError(f"build() of {_name(job)} returned {state!r}; return a TrainingState")
+    return state
+
+
+def _require_report(job: Job, report: StepReport) -> None:
+    if not isinstance(report, StepReport):
+        raise UsageError(f"step() of {_name(job)} returned {report!r}; return a StepReport")
+
+
+def _name(job: Job) -> str:
+    return type(job).__name__
 
 
 def _with_store(params: Mapping[str, object], store: str) -> dict[str, object]:
@@ -185,7 +206,11 @@ def _record_beginning(
 
 
 def _record_step(
-    context: RankContext, state: TrainingState, fingerprinter: Fingerprinter, report: StepReport
+    context: RankContext,
+    state: TrainingState,
+    fingerprinter: Fingerprinter,
+    report: StepReport,
+    unsaved: Unsaved,
 ) -> None:
     context.trace.record(
         "step",
@@ -197,6 +222,7 @@ def _record_step(
             "samples": [report.epoch, list(report.samples)],
             "padding": list(report.padding),
             "skipped": list(report.skipped),
+            UNSAVED: unsaved(),
         },
         fingerprint=fingerprinter(state).to_json(),
     )
