@@ -99,8 +99,8 @@ def _compare_unsaved(
             yield Finding(
                 verdict=Verdict.DIVERGED,
                 reason=f"{where}: {name} of rank {rank}, an object of the job that its "
-                "TrainingState does not hold, is not what it is in the reference; give it to TrainingState, or "
-                "name it in the job's 'unsaved' if it need not come back",
+                "TrainingState does not hold, is not what it is in the reference; give it to "
+                "TrainingState, or name it in the job's 'unsaved' if it need not come back",
                 component=name,
                 step=step.number,
             )
