@@ -219,7 +219,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         # Damaged only when it had been read, if it was restored.
         spoilt = case.damaged_in(after.number) - {restored}
         newest = max((step for step in before.store.valid if step not in spoilt), default=None)
-        where = f"attempt {after.number} resumed from step {restored}"
+        where = f"attempt {after.number} "
+        where += "began anew" if restored is None else f"resumed from step {restored}"
         if restored is not None and restored in before.store.damaged:
             yield Finding(
                 verdict=Verdict.CORRUPTION_UNDETECTED,

@@ -22,6 +22,7 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
         steps = case.trajectory.of_attempt(attempt.number)
         leg = case.leg_of(attempt.number)
         expected = {step.number: step for step in leg.oracle.steps} if leg else {}
+        was_equal = False
         if beginning is not None and leg is None:
             yield Finding(
                 verdict=Verdict.UNRECOVERABLE,
@@ -30,7 +31,9 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
             )
         elif beginning is not None and leg is not None:
             if not is_abandoned_beginning(case, beginning):
-                yield from compare_beginning(case, beginning, leg, expected)
+                found = list(compare_beginning(case, beginning, leg, expected))
+                was_equal = beginning.restored is not None and not found
+                yield from found
         elif steps or attempt.ending == "completed":
             yield Finding(
                 verdict=Verdict.UNRECOVERABLE,
@@ -42,7 +45,7 @@ def states_are_equal(case: Case) -> Iterator[Finding]:
         for step in steps:
             if is_abandoned(case, step):
                 continue  # what a bent collective did to it is that fault's effect
-            yield from _compare_step(step, expected.get(step.number), hazards)
+            yield from _compare_step(step, expected.get(step.number), hazards, was_equal)
 
 
 _DECIDED_BY = {
@@ -53,7 +56,9 @@ _DECIDED_BY = {
 """The component that decides an output of a step; the loss depends on all."""
 
 
-def _compare_step(step: Step, expected: Step | None, hazards: Collection[str]) -> Iterator[Finding]:
+def _compare_step(
+    step: Step, expected: Step | None, hazards: Collection[str], was_equal: bool
+) -> Iterator[Finding]:
     where = f"attempt {step.attempt}, step {step.number}"
     if expected is None:
         reason = f"{where}: the reference has no such step"
@@ -66,7 +71,7 @@ def _compare_step(step: Step, expected: Step | None, hazards: Collection[str]) -
     difference = first_difference(expected.state, step.state)
     difference = difference or first_misplaced(expected.holders, step.holders)
     if difference is not None:
-        yield diverged(difference, where, step.number, hazards)
+        yield diverged(difference, where, step.number, hazards, was_equal=was_equal)
     yield from outputs
 
 
