@@ -155,6 +155,7 @@ class ChaosTrial:
     def __init__(self, runner: TrialRunner, node: pytest.Item) -> None:
         self._runner = runner
         self._node = node
+        self.called = False
 
     def __call__(
         self,
@@ -182,6 +183,7 @@ class ChaosTrial:
             UsageError: the trial cannot be run.
         """
         __tracebackhide__ = True
+        self.called = True
         try:
             return self._run(schedule, expect=expect, omit=omit, reshard=reshard, options=options)
         except (ChaosError, TrialFailedError) as error:

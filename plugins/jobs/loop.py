@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from seatrial.chaos.errors import UsageError
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
 from seatrial.chaos.trajectory import UNSAVED
@@ -33,7 +32,7 @@ from seatrial.recovery.store import CheckpointStore, Restored
 from .handoff import hand_off, take_over
 from .hazards import hazards_of
 from .own_checkpoints import OwnCheckpoints, OwnRestored
-from .protocol import Job, SavesItself, StepReport
+from .protocol import Job, SavesItself, StepReport, require_report, require_state
 from .registry import load_job
 from .unsaved import Unsaved
 
@@ -67,7 +66,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     settings = LoopSettings(**arguments)  # type: ignore[arg-type]
     preemption = _Preemption()
     job = load_job(settings.job, _with_store(settings.params, context.store))
-    state = _built(job, context)
+    state = require_state(job, job.build(context))
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
     fingerprinter = Fingerprinter(rank=context.rank)
     unsaved = Unsaved(job, state, rank=context.rank)
@@ -99,8 +98,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     while state.progress.step < last:
         number = state.progress.step + 1
         with around("step", step=number):
-            report = job.step(context)
-        _require_report(job, report)
+            report = require_report(job, job.step(context))
         settle_buffers(state.model)
         leaving = _advance(consistency, state, report, preemption)
         _record_step(context, state, fingerprinter, report, unsaved)
@@ -112,22 +110,6 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
             sys.exit(PREEMPTED)
     if settings.hand_off:
         hand_off(state, Path(settings.hand_off), rank=context.rank)
-
-
-def _built(job: Job, context: RankContext) -> TrainingState:
-    state = job.build(context)
-    if not isinstance(state, TrainingState):
-        raise UsageError(f"build() of {_name(job)} returned {state!r}; return a TrainingState")
-    return state
-
-
-def _require_report(job: Job, report: StepReport) -> None:
-    if not isinstance(report, StepReport):
-        raise UsageError(f"step() of {_name(job)} returned {report!r}; return a StepReport")
-
-
-def _name(job: Job) -> str:
-    return type(job).__name__
 
 
 def _with_store(params: Mapping[str, object], store: str) -> dict[str, object]:

@@ -89,3 +89,27 @@ class SavesItself(Protocol):
 
     def load_checkpoint(self, context: RankContext, state: TrainingState) -> bool:
         """Put the newest checkpoint back, ``state.progress`` included; False if there is none."""
+
+
+def require_state(job: object, given: object) -> TrainingState:
+    """What ``job.build`` returned, if it is a state.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(given, TrainingState):
+        name, got = type(job).__name__, reprlib.repr(given)
+        raise UsageError(f"build() of {name} returned {got}; return a TrainingState")
+    return given
+
+
+def require_report(job: object, given: object) -> StepReport:
+    """What ``job.step`` returned, if it is a report.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(given, StepReport):
+        name, got = type(job).__name__, reprlib.repr(given)
+        raise UsageError(f"step() of {name} returned {got}; return a StepReport")
+    return given

@@ -42,7 +42,7 @@ def test_a_wrong_argument_is_one_sentence_at_the_line_of_the_call(
     assert "options.py" not in result.stdout.str()  # none of our lines
 
 
-def test_a_schedule_in_the_marker_is_refused_and_not_left_out(
+def test_a_test_that_puts_nothing_on_trial_does_not_pass(
     pytester: pytest.Pytester, run_pytest: RunPytest
 ) -> None:
     pytester.makepyfile(
@@ -50,14 +50,25 @@ def test_a_schedule_in_the_marker_is_refused_and_not_left_out(
         import pytest
 
         @pytest.mark.chaos("kill rank=1 at=data")
-        def test_recovers(chaos_trial):
+        def test_marker(chaos_trial):
             chaos_trial()
+
+        @pytest.fixture
+        def mine(chaos_trial):
+            return chaos_trial
+
+        def test_loop(mine):
+            for schedule in ():
+                mine(schedule)
+
+        def test_skips(chaos_trial):
+            pytest.skip("not today")
         """
     )
-    result = run_pytest("--chaos", "-k", "recovers")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["E *the marker chaos('kill rank=1 at=data') takes options by name*"]
+    result = run_pytest("--chaos", "-k", "marker or loop or skips")
+    result.assert_outcomes(failed=2, skipped=1)
+    result.stdout.fnmatch_lines_random(
+        ["E *the marker chaos('kill rank=1 at=data') takes options by name*", "*never calls it*"]
     )
 
 

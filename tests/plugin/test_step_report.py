@@ -1,8 +1,9 @@
-"""Verifies that a step's report takes the numbers that training loops have at hand, and says in one
-sentence what is none."""
+"""Verifies that a step's report takes the numbers that training loops have at hand, and that what a
+job returns or is made of wrongly is said in one sentence."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -11,6 +12,8 @@ import torch
 
 from seatrial.chaos.errors import UsageError
 from seatrial.plugins.jobs import StepReport
+from seatrial.plugins.jobs.protocol import require_report, require_state
+from seatrial.plugins.jobs.registry import load_job
 
 
 def report(**given: Any) -> StepReport:
@@ -51,3 +54,34 @@ def test_what_is_no_number_is_refused_in_one_sentence(given: dict[str, Any], say
         report(**given)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_job_returns_must_be_a_state_and_a_report() -> None:
+    with pytest.raises(
+        UsageError, match=r"build\(\) of dict returned None; return a TrainingState"
+    ):
+        require_state({}, None)
+    with pytest.raises(UsageError, match=r"step\(\) of dict returned 0.5; return a StepReport"):
+        require_report({}, 0.5)
+    assert require_report({}, report()) == report()
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "says"),
+    [
+        ("COUNT", {}, "COUNT is 3, and no class"),
+        ("Plain", {"lr": "1"}, "does not take these parameters: got an unexpected keyword"),
+        ("Needs", {}, "does not take these parameters: missing a required argument: 'path'"),
+    ],
+)
+def test_what_is_no_job_class_or_takes_other_parameters_is_refused(
+    tmp_path: Path, name: str, params: dict[str, object], says: str
+) -> None:
+    methods = "    def build(self, context): pass\n    def step(self, context): pass\n"
+    file = tmp_path / f"jobs_{name}.py"
+    file.write_text(
+        f"COUNT = 3\nclass Plain:\n{methods}class Needs(Plain):\n"
+        "    def __init__(self, path): pass\n"
+    )
+    with pytest.raises(UsageError, match=says):
+        load_job(f"{file}:{name}", params)
