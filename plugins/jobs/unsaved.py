@@ -16,6 +16,8 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping
 
 import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -46,7 +48,8 @@ class Unsaved:
     def __init__(self, job: object, state: TrainingState, *, rank: int) -> None:
         self._job = job
         self._state = state
-        self._ignored = frozenset(getattr(job, "unsaved", ()))
+        ignored = getattr(job, "unsaved", ())
+        self._ignored = frozenset((ignored,) if isinstance(ignored, str) else ignored)
         self._fingerprinter = Fingerprinter(rank=rank)
 
     def __call__(self) -> dict[str, str]:
@@ -55,15 +58,18 @@ class Unsaved:
         known = {id(one.optimizer) for one in self._state.optimizers}
         known |= {id(component) for component in self._state.stateful().values()}
         tensors: dict[str, torch.Tensor] = {}
+        owners: dict[str, str] = {}
         objects: dict[str, object] = {}
         for name, value in _carriers(self._job, self._ignored):
             if id(value) in known:
                 continue
             found, plain = _contents(value)
-            tensors |= {f"{name}/{key}": t for key, t in found.items() if id(t) not in held}
+            own = {f"{name}/{key}": t for key, t in found.items() if id(t) not in held}
+            tensors |= own
+            owners |= dict.fromkeys(own, name)
             if plain is not None:
                 objects[name] = plain
-        return _by_attribute(self._fingerprinter, tensors, objects)
+        return _by_attribute(self._fingerprinter, tensors, owners, objects)
 
 
 def _carriers(job: object, ignored: Collection[str]) -> Iterator[tuple[str, object]]:
@@ -85,7 +91,9 @@ def _carriers(job: object, ignored: Collection[str]) -> Iterator[tuple[str, obje
 
 def _inside(name: str, value: object) -> list[tuple[str, object]]:
     if isinstance(value, dict):
-        pairs = [(f"{name}[{key!r}]", each) for key, each in value.items()] if _few(value) else []
+        named = value.items() if _few(value) else ()
+        # Other keys may have no name that lasts longer than the process.
+        pairs = [(f"{name}[{key!r}]", each) for key, each in named if type(key) in (str, int)]
     elif isinstance(value, (list, tuple)):
         pairs = [(f"{name}[{i}]", each) for i, each in enumerate(value)] if _few(value) else []
     elif type(value).__module__.partition(".")[0] in _FOREIGN:
@@ -121,18 +129,25 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether it has bits to compare: not sparse, quantized, on ``meta`` or without a shape yet."""
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
+        return False
+    if isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def _by_attribute(
     fingerprinter: Fingerprinter,
     tensors: Mapping[str, torch.Tensor],
+    owners: Mapping[str, str],
     objects: Mapping[str, object],
 ) -> dict[str, str]:
     parts: dict[str, list[object]] = {}
-    for name, tensor in tensors.items():
-        try:
-            part = fingerprinter.tensors({name: tensor})[name]
-        except StateError:
-            continue  # sparse or quantized: nothing that could be compared
-        parts.setdefault(name.partition("/")[0], []).append((name, list(part)))
+    readable = {name: tensor for name, tensor in tensors.items() if _is_readable(tensor)}
+    for name, part in fingerprinter.tensors(readable).items():
+        parts.setdefault(owners[name], []).append((name, list(part)))
     for name, value in objects.items():
         try:
             parts.setdefault(name, []).append(dumps(value).decode())

@@ -64,10 +64,15 @@ def test_every_kind_of_object_is_found_wherever_the_job_keeps_it(parts: Parts) -
     other = Parts()
     attributes = {
         "average": AveragedModel(parts.model),
-        "trainer": SimpleNamespace(optimizers=[other.optimizer], plan={"warm": other.scheduler}),
+        "trainer": SimpleNamespace(optimizers=[other.optimizer], plan={"warm/up": other.scheduler}),
+        "heads": {
+            "a/b": nn.Linear(1, 1),
+            object(): nn.Linear(1, 1),
+        },  # that key has no lasting name
         "scaler": torch.amp.GradScaler("cpu"),
     }
-    names = {"average", "trainer.optimizers[0]", "trainer.plan['warm']", "scaler"}
+    names = {"average", "trainer.optimizers[0]", "trainer.plan['warm/up']", "scaler"}
+    names.add("heads['a/b']")
     assert set(found(parts, **attributes)) == names
 
 
@@ -104,6 +109,7 @@ def test_an_object_that_comes_later_is_found(parts: Parts) -> None:
 def test_what_the_job_says_need_not_come_back_is_left_out(parts: Parts) -> None:
     trainer = SimpleNamespace(meter=nn.Linear(1, 1), average=nn.Linear(1, 1))
     assert set(found(parts, trainer=trainer, unsaved=("trainer.meter",))) == {"trainer.average"}
+    assert set(found(parts, trainer=trainer, unsaved="trainer.meter")) == {"trainer.average"}
 
 
 def test_attributes_that_lead_to_themselves_and_tensors_that_cannot_be_read_are_no_trouble(
@@ -113,4 +119,6 @@ def test_attributes_that_lead_to_themselves_and_tensors_that_cannot_be_read_are_
     loop.loop = loop
     sparse = nn.Module()
     sparse.register_buffer("table", torch.eye(2).to_sparse())
-    assert found(parts, loop=loop, sparse=sparse) == {}
+    with torch.device("meta"):
+        planned = nn.Linear(2, 2)
+    assert found(parts, loop=loop, sparse=sparse, planned=planned, lazy=nn.LazyLinear(2)) == {}
