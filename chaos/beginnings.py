@@ -72,10 +72,15 @@ def _compare_logical(case: Case, beginning: Beginning, where: str) -> Iterator[F
 
 
 def diverged(
-    difference: Difference, where: str, step: int | None, hazards: Collection[str] = ()
+    difference: Difference,
+    where: str,
+    step: int | None,
+    hazards: Collection[str] = (),
+    *,
+    was_equal: bool = False,
 ) -> Finding:
     """The finding that ``where`` differs from the reference, with its likely cause."""
-    cause = likely_cause(difference, hazards)
+    cause = likely_cause(difference, hazards, was_equal=was_equal)
     return Finding(
         verdict=Verdict.DIVERGED,
         reason=f"{where}: {difference}{f'; {cause}' if cause else ''}",

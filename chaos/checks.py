@@ -22,7 +22,7 @@ from .equality import states_are_equal
 from .events import STORAGE
 from .ledger import Strike
 from .own_checkpoints import corruption_accepted, refused
-from .run import Attempt
+from .run import Attempt, all_left
 from .samples import sample_faults
 from .supervisor import PREEMPTED
 from .trace import Record
@@ -228,7 +228,8 @@ def resumed_from_newest(case: Case) -> Iterator[Finding]:
         # Damaged only when it had been read, if it was restored.
         spoilt = case.damaged_in(after.number) - {restored}
         newest = max((step for step in before.store.valid if step not in spoilt), default=None)
-        where = f"attempt {after.number} resumed from step {restored}"
+        where = f"attempt {after.number} "
+        where += "began anew" if restored is None else f"resumed from step {restored}"
         if restored is not None and restored in before.store.damaged:
             yield Finding(
                 verdict=Verdict.CORRUPTION_UNDETECTED,
@@ -324,7 +325,9 @@ def no_more_lost_than_allowed(case: Case) -> Iterator[Finding]:
 def nothing_is_left(case: Case) -> Iterator[Finding]:
     last = case.run.attempts[-1]
     # Ranks that were ended cannot clean up; those that left by themselves can.
-    orderly = [each for each in case.run.attempts if set(each.exits.values()) <= {0, PREEMPTED}]
+    orderly = [
+        each for each in case.run.attempts if all_left(each.exits, each.ranks or case.run.ranks)
+    ]
     strays = [stray for attempt in orderly for stray in attempt.strays]
     litter = [path for attempt in orderly for path in attempt.litter]
     left = [*strays, *litter, *last.store.leftovers]

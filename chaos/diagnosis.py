@@ -26,6 +26,11 @@ _BY_COMPONENT = {
     "model": "parameters differ: restored from other bytes, or a reduction ran in another order",
 }
 
+_SINCE_THE_RESTORE = (
+    "it was equal right after the restore: something that is in no component, or is another in a "
+    "new process, such as a counter, an iterator or the attempt's number, has changed it since"
+)
+
 NONDETERMINISM_CAUSES = (
     "an RNG that is not seeded from the seed and the rank",
     "iteration over a set or a directory listing",
@@ -36,11 +41,13 @@ NONDETERMINISM_CAUSES = (
 """Why two uninterrupted runs of one job usually differ."""
 
 
-def likely_cause(difference: Difference, hazards: Collection[str] = ()) -> str:
+def likely_cause(
+    difference: Difference, hazards: Collection[str] = (), *, was_equal: bool = False
+) -> str:
     """What usually lies behind such a difference, as half a sentence; empty if unknown.
 
     ``hazards`` are those that the attempt recorded right after its restore, if the difference came
-    in a step after it.
+    in a step after it; ``was_equal`` says that right after the restore there was no difference.
     """
     only_sums = difference.component in ("optimizer", "model") and difference.kind == "value"
     if UNSETTLED_BUCKETS in hazards and only_sums and not _is_groups(difference):
@@ -57,7 +64,7 @@ def likely_cause(difference: Difference, hazards: Collection[str] = ()) -> str:
         return "it was in the reference: lazily created state that the restore did not create"
     if _is_groups(difference):
         return "a learning rate or another hyperparameter differs: was the LR scheduler restored?"
-    return _BY_COMPONENT.get(difference.component, "")
+    return _SINCE_THE_RESTORE if was_equal else _BY_COMPONENT.get(difference.component, "")
 
 
 def _is_groups(difference: Difference) -> bool:

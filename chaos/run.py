@@ -7,7 +7,7 @@ that way). Torch-free.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,10 @@ from .ledger import Ledger, Strike
 from .trace import Record, disk_trace, read_trace
 
 Ending = Literal["completed", "failed", "hung"]
+
+
+PREEMPTED = 75
+"""Exit status of a rank that saved and left because it was told to (``EX_TEMPFAIL``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,14 @@ class Attempt:
     ranks: int | None = None
     calls: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
+
+
+def all_left(exits: Mapping[int, int], ranks: int) -> bool:
+    """Whether every rank of an attempt left by itself, having done its work or when told to.
+
+    Only such ranks can have cleaned up; one that was ended, as in a hang, has no exit.
+    """
+    return len(exits) == ranks and set(exits.values()) <= {0, PREEMPTED}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,15 +28,12 @@ from .ledger import Ledger, Strike
 from .litter import files_left, segments, segments_left
 from .network.evidence import cut_off
 from .route import Route
-from .run import Attempt, Ending, Run, StoreState
+from .run import PREEMPTED, Attempt, Ending, Run, StoreState, all_left
 from .schedule import Schedule
 from .silence import Limits, Silence
 from .trace import Record, read_last, read_trace
 
 __all__ = ["PREEMPTED", "Assignment", "Limits", "Progress", "supervise"]
-
-PREEMPTED = 75
-"""Exit status of a rank that saved and left because it was told to (``EX_TEMPFAIL``)."""
 
 _POLL_S = 0.05
 _STRUCK_S = 2.0
@@ -130,7 +127,7 @@ def _attempt(
         cause="; ".join(filter(None, causes)),
         output=_tail(plan, culprit) if ending != "completed" else "",
         strays=tuple(strays),
-        litter=_clean_up(plan, before, set(exits.values()) <= {0, PREEMPTED}),
+        litter=_clean_up(plan, before, all_left(exits, plan.world.ranks)),
         store=assignment.inspect(assignment.store),
         ranks=plan.world.ranks,
         calls=tuple(last_calls(calls)) if ending != "completed" else (),

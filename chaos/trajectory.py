@@ -17,6 +17,9 @@ from .trace import Record
 
 RankOutputs = Mapping[str, Any]
 
+UNSAVED = "unsaved"
+"""Among a rank's outputs of a step: objects of the job outside its state, with fingerprints."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:

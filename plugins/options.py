@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -90,16 +91,34 @@ def read_options(config: pytest.Config) -> ChaosOptions:
         config.add_cleanup(offering.close)
     if options.store and not hasattr(config, "workerinput"):  # once for all xdist workers
         _check_store(options.store)
+    if options.artifacts:
+        _check_artifacts(Path(options.artifacts))
+        options = replace(options, artifacts=str(Path(options.artifacts).absolute()))
     return options
 
 
-def _read(option: Option, given: str | list[str]) -> object:
+def _read(option: Option, given: str | list[str], *, said: str = "") -> object:
     if option.repeatable:
         return tuple(given)
     try:
         return option.read(str(given))
     except ValueError:
-        raise UsageError(f"{option.flag} {given!r} is not {option.expects}") from None
+        said = said or f"{option.flag} {given!r}"
+        raise UsageError(f"{said} is not {option.expects}") from None
+
+
+def _read_keyword(name: str, value: object) -> object:
+    """An option's value as a test gives it: ``ranks=4`` is what ``--chaos-ranks 4`` is."""
+    (option,) = (each for each in OPTIONS if each.name == name)
+    if value is None and getattr(ChaosOptions(), name) is None:
+        return None
+    if option.repeatable:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise UsageError(f"{name}={value!r} is not a list of {option.metavar}")
+        return tuple(str(each) for each in value)
+    if value is None or (option.read is str and not isinstance(value, (str, Path))):
+        raise UsageError(f"{name}={value!r} is not {option.expects}")
+    return _read(option, str(value), said=f"{name}={value!r}")
 
 
 def override(options: ChaosOptions, changes: Mapping[str, object], *, beside: Path) -> ChaosOptions:
@@ -114,10 +133,13 @@ def override(options: ChaosOptions, changes: Mapping[str, object], *, beside: Pa
     params = values.pop("params", None)
     if isinstance(params, Mapping):
         values["param"] = tuple(f"{key}={value}" for key, value in params.items())
+    elif params is not None:
+        raise UsageError(f"params={params!r} is not a mapping of names to values")
     known = [each.name for each in fields(ChaosOptions) if each.name not in _OF_THE_SESSION]
     for name in values:
         if name not in known:
             raise UsageError(f"unknown option {name!r}; the options are {', '.join(known)}, params")
+    values = {name: _read_keyword(name, value) for name, value in values.items()}
     if "ranks" in values and "topology" not in values:
         values["topology"] = ""
     if "job" in values:
@@ -207,6 +229,18 @@ def _check_store(store: str) -> None:
             if each.is_dir():
                 with contextlib.suppress(OSError):  # somebody else has begun to use it
                     each.rmdir()
+
+
+def _check_artifacts(directory: Path) -> None:
+    """A trial that fails must not fail for want of a place: its verdict would be lost."""
+    parents = (directory.absolute(), *directory.absolute().parents)
+    there = next(each for each in parents if each.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=there).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"--chaos-artifacts {str(directory)!r} cannot be used: {there}: {error.strerror}"
+        ) from None
 
 
 def _check_url(store: str) -> None:

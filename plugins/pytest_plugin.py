@@ -58,6 +58,19 @@ def pytest_configure(config: pytest.Config) -> None:
         from .session_plugin import ChaosPlugin
 
         config.pluginmanager.register(ChaosPlugin(config), _PLUGIN)
+    else:
+        _refuse_options_without_effect(config)
+
+
+def _refuse_options_without_effect(config: pytest.Config) -> None:
+    """Tests that pass look as if the fault on the command line had been survived.
+
+    Only the words that were typed count: ``addopts`` may hold options for whenever ``--chaos`` is.
+    """
+    words = [str(word).partition("=")[0] for word in config.invocation_params.args]
+    typed = next((word for word in words if word.startswith("--chaos-")), None)
+    if typed is not None and not hasattr(config, "workerinput"):
+        raise pytest.UsageError(f"{typed} does nothing without --chaos: add it")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.chaos.errors import UsageError
+from seatrial.chaos.errors import ChaosError, UsageError
 from seatrial.chaos.launch.plan import calls_file
 from seatrial.chaos.reference import Reference
 from seatrial.chaos.schedule import Schedule
@@ -155,6 +155,7 @@ class ChaosTrial:
     def __init__(self, runner: TrialRunner, node: pytest.Item) -> None:
         self._runner = runner
         self._node = node
+        self.called = False
 
     def __call__(
         self,
@@ -182,8 +183,28 @@ class ChaosTrial:
             UsageError: the trial cannot be run.
         """
         __tracebackhide__ = True
+        self.called = True
+        try:
+            return self._run(schedule, expect=expect, omit=omit, reshard=reshard, options=options)
+        except (ChaosError, TrialFailedError) as error:
+            raise error.with_traceback(None) from None  # which of our functions it was tells nobody
+
+    def _run(
+        self,
+        schedule: str | Schedule,
+        *,
+        expect: str | None,
+        omit: str,
+        reshard: str,
+        options: dict[str, object],
+    ) -> Trial:
         marked: dict[str, object] = {}
         for mark in reversed(list(self._node.iter_markers("chaos"))):
+            if mark.args:
+                raise UsageError(
+                    f"the marker chaos({mark.args[0]!r}) takes options by name alone; give a "
+                    "schedule to chaos_trial"
+                )
             marked |= mark.kwargs
         beside = self._node.path.parent
         given = replace(self._runner.options, reshard="")  # the pre-flight's, not this test's
@@ -193,6 +214,15 @@ class ChaosTrial:
             raise UsageError(f"reshard={reshard!r} names several topologies; call once for each")
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule)
+        if not isinstance(schedule, Schedule):
+            raise UsageError(
+                f"{schedule!r} is no schedule; give text, or a seatrial.chaos.Schedule"
+            )
+        if omit and (schedule.faults or reshard or expect not in _WITH_OMIT):
+            raise UsageError(
+                f"omit={omit!r} is a control: it runs without faults, reshard= or expect=, and "
+                "passes if the verdict is DIVERGED"
+            )
         if not schedule.seed:
             schedule = replace(schedule, seed=chosen.seed)
         planned = control(omit) if omit else PlannedTrial(name=schedule.label, schedule=schedule)
@@ -206,6 +236,10 @@ class ChaosTrial:
             expect=Verdict.DIVERGED if omit else _expected(expect),
             replay=f"pytest {as_arguments(self._runner.options)} {shlex.quote(self._node.nodeid)}",
         )
+
+
+_WITH_OMIT = (Verdict.RECOVERED, Verdict.DIVERGED)
+"""The verdicts that may be expected of a control: what stands there by default, and what it is."""
 
 
 def _expected(name: str | None) -> Verdict | None:

@@ -93,6 +93,15 @@ class ChaosPlugin:
             said = "nothing can be proved about this job"
             pytest.exit(said, returncode=pytest.ExitCode.USAGE_ERROR)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
+        """A test that puts nothing on trial must not look like one that did, and pass."""
+        yield
+        given = getattr(item, "funcargs", {}).get("chaos_trial")
+        if isinstance(given, ChaosTrial) and not given.called:
+            message = "the test asks for chaos_trial and never calls it: nothing was put on trial"
+            pytest.fail(message, pytrace=False)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]

@@ -135,6 +135,8 @@ def _verify(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
     if options.step is not None and options.step not in published:
         return _refuse(f"step {options.step} is not published; published are {published}")
     steps = published if options.step is None else [options.step]
+    if not steps:
+        return _refuse(f"nothing is published in {directory.location}, so nothing was verified")
     rows = [_row(directory, step) for step in steps]
     bar = Bar(sum(row.size_bytes or 0 for row in rows))
     try:

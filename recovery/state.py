@@ -164,7 +164,7 @@ class TrainingState:
         """Plain data that is equal on every rank; later steps do not change what was returned."""
         found: dict[str, object] = {"progress": asdict(self.progress)}
         for name, component in self._stateful.items():
-            found[name] = _without_counters(copy.deepcopy(component.state_dict()))
+            found[name] = without_counters(copy.deepcopy(component.state_dict()))
         names = self.parameter_names()
         for optimizer in self.optimizers:
             found |= optimizer.objects(names)
@@ -285,14 +285,14 @@ def component_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _without_counters(state: Any) -> Any:
+def without_counters(state: Any) -> Any:
     """``MultiStepLR`` keeps its milestones in a ``Counter``; plain data knows only ``dict``.
 
     Other schedulers hold its state in theirs: ``SequentialLR`` and ``ChainedScheduler``, in a list.
     """
     if type(state) in (dict, Counter):
-        return {key: _without_counters(value) for key, value in state.items()}
-    return [_without_counters(each) for each in state] if type(state) is list else state
+        return {key: without_counters(value) for key, value in state.items()}
+    return [without_counters(each) for each in state] if type(state) is list else state
 
 
 def _with_counters_of(live: Any, saved: Any) -> Any:

@@ -26,7 +26,7 @@ from typing import Protocol
 from ..errors import LaunchError, UsageError
 from ..inject import pid_file
 from .plan import AttemptPlan
-from .processes import descendants
+from .processes import descendants, kill_descendants
 
 HOSTS = "hosts"
 """torchrun again, with an agent on each of several hosts, which are network namespaces."""
@@ -142,6 +142,12 @@ class LocalLauncher:
                     raise
                 said = said.removeprefix("warm: ")
                 raise UsageError(f"the job's module cannot be imported: {said}") from error
+            except BaseException:  # an interrupt; who imports would hear of it seconds later
+                with contextlib.suppress(TimeoutError):
+                    kill_descendants(self._process.pid)
+                self._process.kill()
+                self.close()
+                raise
             if reason and method == HOSTS:
                 self.close()
                 raise LaunchError(f"torchrun's agents cannot be forked: {reason}")

@@ -32,7 +32,7 @@ from seatrial.recovery.probe import listen, probe
 from seatrial.recovery.rng import seed_everything
 
 from ..collectives.bender import Bender
-from ..errors import LaunchError
+from ..errors import LaunchError, UsageError
 from ..flight_recorder import answer_with_flight_record, record_file
 from ..inject import Injector, Position, pid_file
 from ..ledger import Ledger
@@ -180,7 +180,7 @@ def _choose_device(wanted: str, rank: int, ranks: int) -> tuple[torch.device, st
     count = torch.cuda.device_count() if wanted != "cpu" else 0
     if count == 0:
         if wanted == "cuda":
-            raise RuntimeError("the device is 'cuda', but torch sees no GPU")
+            raise UsageError("the device is 'cuda', but torch sees no GPU")
         return torch.device("cpu"), "gloo"
     device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)

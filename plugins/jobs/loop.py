@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.chaos.trajectory import UNSAVED
 from seatrial.recovery.buffers import settle_buffers
 from seatrial.recovery.collectives.consistency import Consistency
 from seatrial.recovery.fingerprint import Fingerprinter
@@ -31,8 +32,9 @@ from seatrial.recovery.store import CheckpointStore, Restored
 from .handoff import hand_off, take_over
 from .hazards import hazards_of
 from .own_checkpoints import OwnCheckpoints, OwnRestored
-from .protocol import Job, SavesItself, StepReport
+from .protocol import Job, SavesItself, StepReport, require_report, require_state
 from .registry import load_job
+from .unsaved import Unsaved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +66,10 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     settings = LoopSettings(**arguments)  # type: ignore[arg-type]
     preemption = _Preemption()
     job = load_job(settings.job, _with_store(settings.params, context.store))
-    state = job.build(context)
+    state = require_state(job, job.build(context))
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
     fingerprinter = Fingerprinter(rank=context.rank)
+    unsaved = Unsaved(job, state, rank=context.rank)
     consistency = Consistency(context.observer, timeout_s=context.timeout_s)
     _KEPT.append(consistency)
     store: CheckpointStore | OwnCheckpoints
@@ -95,10 +98,10 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     while state.progress.step < last:
         number = state.progress.step + 1
         with around("step", step=number):
-            report = job.step(context)
+            report = require_report(job, job.step(context))
         settle_buffers(state.model)
         leaving = _advance(consistency, state, report, preemption)
-        _record_step(context, state, fingerprinter, report)
+        _record_step(context, state, fingerprinter, report, unsaved)
         if leaving or settings.saves_at(number):
             store.save(state, step=number)
             context.trace.record("published", step=number)
@@ -185,7 +188,11 @@ def _record_beginning(
 
 
 def _record_step(
-    context: RankContext, state: TrainingState, fingerprinter: Fingerprinter, report: StepReport
+    context: RankContext,
+    state: TrainingState,
+    fingerprinter: Fingerprinter,
+    report: StepReport,
+    unsaved: Unsaved,
 ) -> None:
     context.trace.record(
         "step",
@@ -197,6 +204,7 @@ def _record_step(
             "samples": [report.epoch, list(report.samples)],
             "padding": list(report.padding),
             "skipped": list(report.skipped),
+            UNSAVED: unsaved(),
         },
         fingerprint=fingerprinter(state).to_json(),
     )

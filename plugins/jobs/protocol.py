@@ -7,10 +7,13 @@ code writes its checkpoints, and reads them, offers that as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
+from seatrial.chaos.errors import UsageError
 from seatrial.chaos.launch.context import RankContext
 from seatrial.recovery.state import TrainingState
 
@@ -22,7 +25,11 @@ class StepReport:
     ``loss`` is the global loss. ``samples`` are the dataset indices that this rank consumed in
     ``epoch``; each sample has exactly one rank. ``padding`` are samples of other owners, that it
     used again to fill a batch; ``skipped`` those that it owns and did not use, because their record
-    is damaged. ``tokens`` counts over all ranks.
+    is damaged. ``tokens`` counts over all ranks. Tensors and NumPy values are taken for the numbers
+    that they hold.
+
+    Raises:
+        UsageError: indices or counts that are no whole numbers, or a loss that is no number.
     """
 
     loss: float
@@ -31,6 +38,28 @@ class StepReport:
     tokens: int = 0
     padding: Sequence[int] = ()
     skipped: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self._read("loss", float)
+        for name in ("epoch", "tokens"):
+            self._read(name, operator.index)
+        for name in ("samples", "padding", "skipped"):
+            self._read(name, _indices)
+
+    def _read(self, name: str, read: Callable[[Any], object]) -> None:
+        given = getattr(self, name)
+        try:
+            object.__setattr__(self, name, read(given))
+        except (TypeError, ValueError, RuntimeError):
+            wanted = {"loss": "one number", "epoch": "a whole number", "tokens": "a whole number"}
+            raise UsageError(
+                f"StepReport: {name}={reprlib.repr(given)} should be "
+                f"{wanted.get(name, 'a sequence of whole numbers')}"
+            ) from None
+
+
+def _indices(given: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    return tuple(operator.index(each) for each in given)
 
 
 class Job(Protocol):
@@ -60,3 +89,27 @@ class SavesItself(Protocol):
 
     def load_checkpoint(self, context: RankContext, state: TrainingState) -> bool:
         """Put the newest checkpoint back, ``state.progress`` included; False if there is none."""
+
+
+def require_state(job: object, given: object) -> TrainingState:
+    """What ``job.build`` returned, if it is a state.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(given, TrainingState):
+        name, got = type(job).__name__, reprlib.repr(given)
+        raise UsageError(f"build() of {name} returned {got}; return a TrainingState")
+    return given
+
+
+def require_report(job: object, given: object) -> StepReport:
+    """What ``job.step`` returned, if it is a report.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(given, StepReport):
+        name, got = type(job).__name__, reprlib.repr(given)
+        raise UsageError(f"step() of {name} returned {got}; return a StepReport")
+    return given

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -52,6 +53,8 @@ def check_job_name(name: str) -> None:
             found = importlib.util.find_spec(module) is not None
         except (ImportError, ValueError):
             found = False
+    if not found and module.endswith(".py"):
+        raise UsageError(f"job {name!r}: there is no file {module} in {Path.cwd()}")
     if not found or not class_name.isidentifier():
         raise UsageError(
             f"unknown job {name!r}: name a bundled job ({', '.join(BUNDLED)}), 'module:Class' "
@@ -70,11 +73,25 @@ def load_job(name: str, params: Mapping[str, object]) -> Job:
     make: Callable[..., Job] | None = getattr(module, class_name, None)
     if make is None:
         raise UsageError(f"job {name!r}: {path} has no {class_name}")
+    if not callable(make):
+        raise UsageError(f"job {name!r}: {class_name} is {make!r}, and no class")
+    _require_parameters(name, make, params)
     job = make(**params)
     for method in ("build", "step"):
         if not callable(getattr(job, method, None)):
             raise UsageError(f"job {name!r} has no method {method}(context)")
     return job
+
+
+def _require_parameters(name: str, make: Callable[..., Job], params: Mapping[str, object]) -> None:
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):
+        return  # written in C: it says so itself
+    try:
+        signature.bind(**params)
+    except TypeError as error:
+        raise UsageError(f"job {name!r} does not take these parameters: {error}") from None
 
 
 def preload_modules(name: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import shared_memory
@@ -108,6 +109,31 @@ def test_an_answer_that_an_interrupt_left_unread_is_not_taken_for_the_next(
         b'{"do": "warm", "method": "fork", "modules": "", "number": "interrupted"}\n'
     )
     assert launcher.stop() == []
+
+
+def test_an_interrupt_while_the_job_is_imported_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = tmp_path / "began"
+    (tmp_path / "slow_import.py").write_text(
+        "import os, time\n"
+        f"with open({str(began)!r}, 'w') as file:\n    file.write(str(os.getpid()))\n"
+        "time.sleep(0.5)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def interrupt() -> None:
+        wait_until(lambda: began.exists() and began.read_text() != "", "the import begins")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        LocalLauncher(method="fork", scratch=[scratch], preload=["slow_import"])
+    thread.join()
+    assert not is_alive(int(began.read_text()))
 
 
 def test_a_clean_run_leaves_no_stray_and_no_litter(

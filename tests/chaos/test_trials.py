@@ -102,10 +102,12 @@ def test_steps_between_the_checkpoint_and_the_strike_are_lost(try_job: TryJob) -
 @pytest.mark.parametrize(
     ("bug", "component", "says"),
     [
-        ("forgets the scheduler", "scheduler", "the learning rate of rank 0 differs"),
+        ("forgets the scheduler", "scheduler", "scheduler of rank 0, an object of the job"),
         ("forgets the sampler", "sampler", "the samples of rank 0 differ"),
         ("forgets a random stream", "optimizer", "attempt 2, step 5"),
-        ("asks the attempt", "optimizer", "attempt 2, step 5"),
+        ("forgets an average", "kept['average']", "its TrainingState does not hold"),
+        ("forgets the scaler", "scaler", "its TrainingState does not hold"),
+        ("asks the attempt", "optimizer", "it was equal right after the restore"),
     ],
 )
 def test_a_broken_job_diverges_in_the_first_step_after_the_restore_by_what_it_broke(

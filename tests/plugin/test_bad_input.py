@@ -31,7 +31,13 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
     [
         (["--chaos-job=gtp"], ["'gtp'", "gpt", "module:Class"]),
         (["--chaos-job=no_such_module:Job"], ["'no_such_module:Job'"]),
-        (["--chaos-job=missing.py:Job"], ["'missing.py:Job'"]),
+        (["--chaos-job=missing.py:Job"], ["'missing.py:Job'", "there is no file missing.py in"]),
+        (["--chaos-artifacts=file.txt"], ["--chaos-artifacts", "file.txt: Not a directory"]),
+        (["--chaos-artifacts=file.txt/below"], ["--chaos-artifacts", "file.txt: Not a directory"]),
+        (
+            ["--chaos-artifacts=/proc/below"],
+            ["--chaos-artifacts", "/proc: "],
+        ),
         (["--chaos-topology=dp3"], ["dp3", "3 ranks", "2"]),
         (["--chaos-topology=xp2"], ["xp2", "dp, fsdp"]),
         (["--chaos-topology=dp2-dp1"], ["'dp' twice"]),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from seatrial.plugins.jobs.options import parse_options
 from seatrial.plugins.jobs.protocol import StepReport
@@ -58,6 +59,10 @@ class TinyJob:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: 1 / (1 + step)
         )
+        if self.bug == "forgets an average":
+            self.kept = {"average": AveragedModel(self.model)}
+        if self.bug == "forgets the scaler":
+            self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
         self.sampler = ShuffleSampler(num_samples=12, seed=context.seed, batch_size=4)
         self.noise = torch.Generator().manual_seed(context.seed + context.rank)
         torch.manual_seed(context.seed + context.rank)
@@ -109,6 +114,11 @@ class TinyJob:
         with context.phase("optimizer"):
             self.optimizer.step()
             self.scheduler.step()
+            if self.bug == "forgets an average":
+                self.kept["average"].update_parameters(self.model)
+            if self.bug == "forgets the scaler":
+                self.scaler.scale(loss.detach())
+                self.scaler.update(self.scaler.get_scale() * 2)
             total = loss.detach().clone()
             dist.all_reduce(total)
         return StepReport(loss=float(total), epoch=epoch, samples=mine.tolist(), tokens=len(batch))

@@ -140,6 +140,7 @@ def test_pruning_never_deletes_the_last_good_one(run: Callable[..., Any]) -> Non
     [
         (["verify", "checkpoints", "7"], "step 7 is not published; published are [10, 20"),
         (["list", "elsewhere"], "elsewhere is no directory"),
+        (["verify", "."], "so nothing was verified"),
         (["prune", "checkpoints", "--keep-last", "0"], "keep_last is 0"),
         (["prune", "checkpoints", "--keep-last", "1", "--keep-every", "0"], "keep_every is 0"),
     ],

@@ -94,6 +94,25 @@ def test_giving_up_without_any_valid_checkpoint_is_unrecoverable(
     assert flipping.judged(reference, FLIP).verdict is Verdict.UNRECOVERABLE
 
 
+@pytest.mark.parametrize("exits", [{}, {0: 0}], ids=["none left", "one was left"])
+def test_what_ranks_that_hung_and_were_ended_leave_is_not_held_against_the_job(
+    reference: Evidence, make_evidence: MakeEvidence, exits: dict[int, int]
+) -> None:
+    run = make_evidence("run")
+    run.strike("stop rank=1 at=step:5/data")
+    run.attempt(
+        range(1, 5),
+        ending="hung",
+        exits=exits,
+        published=(2, 4),
+        valid=(2, 4),
+        litter=("/tmp/pymp-worker",),
+    )
+    finish(run)
+    judgement = run.judged(reference, "stop rank=1 at=step:5/data")
+    assert judgement.verdict is Verdict.RECOVERED, judgement.reason
+
+
 @pytest.mark.parametrize(
     "left", [{"strays": ("sleep 3",)}, {"litter": ("/dev/shm/x",)}, {"leftovers": ("step-6/x",)}]
 )

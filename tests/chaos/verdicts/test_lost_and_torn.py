@@ -21,7 +21,9 @@ def test_starting_afresh_in_spite_of_a_valid_checkpoint_is_lost_work(
     reference: Evidence, killed: Evidence
 ) -> None:
     finish(killed, restored=None, source=None, steps=ALL)
-    assert killed.judged(reference, KILL).verdict is Verdict.LOST_WORK
+    judgement = killed.judged(reference, KILL)
+    assert judgement.verdict is Verdict.LOST_WORK
+    assert judgement.reason == "attempt 2 began anew, though the checkpoint of step 4 was valid"
 
 
 def test_losing_more_steps_than_the_interval_is_lost_work(

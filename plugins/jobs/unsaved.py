@@ -1,0 +1,159 @@
+"""Objects of a job that carry training state and that its `TrainingState` does not hold.
+
+A weight average or a grad scaler that was forgotten there is saved by nobody, and changes no loss
+for a while. Guarantees: modules, optimizers, LR schedulers and grad scalers that can be reached
+from the job's attributes (also in its own objects, lists, tuples and dictionaries, a few levels
+deep) are fingerprinted, so that a restart which does not bring them back is seen. What is the same
+as in the reference by the end of a step is no difference, whoever put it back.
+
+Does not: look at plain values, at RNG streams, or at what only a closure, a slot or a global name
+holds. A job names in ``unsaved`` what need not come back. For `seatrial.plugins.jobs.loop` only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from seatrial.recovery.errors import StateError
+from seatrial.recovery.fingerprint import Fingerprinter
+from seatrial.recovery.modules import module_tensors
+from seatrial.recovery.plain import dumps
+from seatrial.recovery.state import TrainingState, without_counters
+
+_DEPTH = 3
+_ITEMS_MAX = 64
+"""Of a longer list or dictionary no item is looked at: it is data, not a handful of objects."""
+
+_FOREIGN = ("torch", "numpy", "builtins", "seatrial", "collections", "threading", "logging")
+"""Packages whose objects are not opened."""
+
+_CARRIERS = (torch.nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
+
+
+class Unsaved:
+    """The fingerprints of such objects of one job on one rank, whenever it is asked.
+
+    Args:
+        job: the job; its attribute ``unsaved``, if any, names those that need not come back, as
+            they are named here: ``meter``, ``trainer.meter``, ``meters[0]``.
+    """
+
+    def __init__(self, job: object, state: TrainingState, *, rank: int) -> None:
+        self._job = job
+        self._state = state
+        ignored = getattr(job, "unsaved", ())
+        self._ignored = frozenset((ignored,) if isinstance(ignored, str) else ignored)
+        self._fingerprinter = Fingerprinter(rank=rank)
+
+    def __call__(self) -> dict[str, str]:
+        """Attribute -> fingerprint. What cannot be read as plain data is left out."""
+        held = {id(tensor) for tensor in self._state.tensors().values()}
+        known = {id(one.optimizer) for one in self._state.optimizers}
+        known |= {id(component) for component in self._state.stateful().values()}
+        tensors: dict[str, torch.Tensor] = {}
+        owners: dict[str, str] = {}
+        objects: dict[str, object] = {}
+        for name, value in _carriers(self._job, self._ignored):
+            if id(value) in known:
+                continue
+            found, plain = _contents(value)
+            own = {f"{name}/{key}": t for key, t in found.items() if id(t) not in held}
+            tensors |= own
+            owners |= dict.fromkeys(own, name)
+            if plain is not None:
+                objects[name] = plain
+        return _by_attribute(self._fingerprinter, tensors, owners, objects)
+
+
+def _carriers(job: object, ignored: Collection[str]) -> Iterator[tuple[str, object]]:
+    """Every such object with the path to it, once, in the order of the attributes."""
+    seen: set[int] = {id(job)}
+    own = getattr(job, "__dict__", {})
+    stack = [(name, value, 1) for name, value in own.items()][::-1]
+    while stack:
+        name, value, depth = stack.pop()
+        if name in ignored or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, _CARRIERS):
+            yield name, value
+        elif depth <= _DEPTH:
+            inner = [(path, each, depth + 1) for path, each in _inside(name, value)]
+            stack += inner[::-1]
+
+
+def _inside(name: str, value: object) -> list[tuple[str, object]]:
+    if isinstance(value, dict):
+        named = value.items() if _few(value) else ()
+        # Other keys may have no name that lasts longer than the process.
+        pairs = [(f"{name}[{key!r}]", each) for key, each in named if type(key) in (str, int)]
+    elif isinstance(value, (list, tuple)):
+        pairs = [(f"{name}[{i}]", each) for i, each in enumerate(value)] if _few(value) else []
+    elif type(value).__module__.partition(".")[0] in _FOREIGN:
+        pairs = []
+    else:
+        own = getattr(value, "__dict__", None)
+        pairs = [(f"{name}.{key}", each) for key, each in own.items()] if type(own) is dict else []
+    return pairs
+
+
+def _few(value: Collection[object]) -> bool:
+    return len(value) <= _ITEMS_MAX
+
+
+def _contents(value: object) -> tuple[dict[str, torch.Tensor], object | None]:
+    """Its tensors by name, and the rest as plain data (None: nothing)."""
+    if isinstance(value, torch.nn.Module):
+        return module_tensors(value), None
+    if isinstance(value, Optimizer):
+        entries = [
+            (f"{number}/{key}", entry)
+            for number, parameter in enumerate(_parameters(value))
+            for key, entry in value.state.get(parameter, {}).items()
+        ]
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in value.param_groups]
+        found = {name: entry for name, entry in entries if isinstance(entry, torch.Tensor)}
+        return found, [groups, [each for each in entries if each[0] not in found]]
+    assert isinstance(value, LRScheduler | torch.amp.GradScaler)
+    return {}, without_counters(value.state_dict())
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether it has bits to compare: not sparse, quantized, on ``meta`` or without a shape yet."""
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
+        return False
+    if isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _by_attribute(
+    fingerprinter: Fingerprinter,
+    tensors: Mapping[str, torch.Tensor],
+    owners: Mapping[str, str],
+    objects: Mapping[str, object],
+) -> dict[str, str]:
+    parts: dict[str, list[object]] = {}
+    readable = {name: tensor for name, tensor in tensors.items() if _is_readable(tensor)}
+    for name, part in fingerprinter.tensors(readable).items():
+        parts.setdefault(owners[name], []).append((name, list(part)))
+    for name, value in objects.items():
+        try:
+            parts.setdefault(name, []).append(dumps(value).decode())
+        except StateError:
+            continue
+    return {
+        name: hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest()
+        for name, each in parts.items()
+    }
