@@ -41,7 +41,7 @@ from .background import Background, SaveHandle
 from .checkpointable import Checkpointable
 from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
-from .errors import CheckpointError, RecoveryError
+from .errors import CheckpointError, DamagedCheckpointError, ManifestError, RecoveryError
 from .exchange import TIMEOUT_S, Exchange
 from .guards import Guard
 from .inspect import step_problems
@@ -262,9 +262,24 @@ class CheckpointStore:
             )
 
     def latest(self) -> int | None:
-        """The highest step whose manifest is whole; its files are not read."""
-        whole = (info.step for info in reversed(self.list()) if info.problem is None)
-        return next(whole, None)
+        """The highest step whose manifest is whole; its files are not read.
+
+        Raises:
+            CheckpointError: whether a manifest is whole cannot be told: it cannot be read at the
+                moment, or another release wrote it. An older step would silently lose work.
+            OSError: the place cannot be listed.
+        """
+        for step in reversed(self._directory.storage.published()):
+            try:
+                self._directory.read_manifest(step)
+            except (DamagedCheckpointError, ManifestError):
+                continue
+            except OSError as error:
+                raise CheckpointError(
+                    f"step {step} is published, and its manifest cannot be read: {error}"
+                ) from error
+            return step
+        return None
 
     def list(self) -> list[CheckpointInfo]:
         """The published checkpoints, lowest step first."""

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from seatrial.recovery import CheckpointStore, inspect_store
+from seatrial.recovery.digest import digest
 from seatrial.recovery.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -22,7 +23,7 @@ from seatrial.recovery.errors import (
     NoValidCheckpointError,
     SaveError,
 )
-from seatrial.recovery.probe import listen
+from seatrial.recovery.probe import interpose, listen
 
 COMMIT = [
     "checkpoint/shard/write",
@@ -306,6 +307,32 @@ def test_a_storage_that_refuses_to_read_stops_the_restore_and_is_no_damage(
         store.restore(make_state(0))
     stop()
     assert [info.step for info in store.list()] == [1, 2]
+
+
+@pytest.mark.parametrize("refusal", [PermissionError(13, "Permission denied"), None])
+def test_a_newest_manifest_that_cannot_be_read_now_is_not_passed_over(
+    store: CheckpointStore, make_state: Any, refusal: Exception | None
+) -> None:
+    store.save(make_state(1), step=1)
+    manifest = store.save(make_state(2), step=2)
+    path = store.directory / "step-00000002" / "manifest.json"
+    if refusal is None:
+        other = manifest.to_bytes().replace(b'"version":1', b'"version":7')
+        body = other[other.index(b'"manifest":') + len('"manifest":') : -2]
+        path.write_bytes(b'{"digest":"%s","manifest":%s}\n' % (digest(body).encode(), body))
+
+    class Refuse:
+        def perform(self, event: str, do: Any, data: Any, lost: Any, facts: Any) -> Any:
+            if refusal is not None and facts["file"] == str(path) and event == "storage/read":
+                raise refusal
+            return do(data)
+
+    stop = interpose(Refuse())
+    with pytest.raises(CheckpointError, match=r"Permission denied|format version 7"):
+        store.latest()
+    stop()
+    path.write_bytes(b"damaged")
+    assert store.latest() == 1
 
 
 # Retention
