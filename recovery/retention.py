@@ -16,13 +16,14 @@ store on the coordinator.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from .directory import CheckpointDirectory
 from .errors import CheckpointError
 from .files import file_problems
 
-__all__ = ["check_rule", "collect", "is_verified", "superseded", "verify"]
+__all__ = ["check_rule", "collect", "is_verified", "note_verified", "superseded", "verify"]
 
 
 def is_verified(directory: CheckpointDirectory, step: int) -> bool:
@@ -46,8 +47,26 @@ def verify(directory: CheckpointDirectory, step: int, *, record: bool = True) ->
     return not problems
 
 
+def note_verified(directory: CheckpointDirectory, step: int, attempt: str) -> None:
+    """Note that every byte of ``attempt`` was found as it was saved, or warn that it cannot be.
+
+    What was restored or verified is so, whether it can be noted or not.
+    """
+    try:
+        directory.mark_verified(step, attempt)
+    except OSError as error:
+        warnings.warn(
+            f"it could not be noted that step {step} is verified, so it is kept: {error}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
 def check_rule(keep_last: int, keep_every: int | None) -> None:
     """Raise `ValueError` unless the rule keeps something."""
+    for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+        if isinstance(value, bool) or not (value is None or hasattr(value, "__index__")):
+            raise ValueError(f"{name} is {value!r}; give a whole number")
     if keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
     if keep_every is not None and keep_every < 1:

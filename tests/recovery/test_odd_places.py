@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from seatrial.recovery import CheckpointStore
+from seatrial.recovery import __main__ as command
 from seatrial.recovery.errors import CheckpointError, SaveError
 from seatrial.recovery.probe import interpose, listen
 
@@ -116,3 +117,30 @@ def test_a_directory_that_may_not_be_written_is_told_by_its_permissions(
         CheckpointStore(tmp_path).save(make_state(1), step=1)
     assert "hard links" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+class ReadOnly:
+    """Nothing can be created, written or renamed any more."""
+
+    def perform(self, event: str, do: Any, data: Any, lost: Any, facts: Any) -> Any:
+        if event in ("storage/create", "storage/write", "storage/rename", "storage/delete"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), facts["file"])
+        return do(data)
+
+
+def test_what_may_not_be_written_can_be_verified(
+    tmp_path: Path, make_state: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = CheckpointStore(tmp_path / "snapshot")
+    store.save(make_state(1), step=1)
+    store.save(make_state(2), step=2)
+    stop = interpose(ReadOnly())
+    with pytest.warns(RuntimeWarning, match="could not be noted that step 2 is verified"):
+        assert store.verify(2) == []
+    assert command.main(["verify", str(tmp_path / "snapshot")]) == 0
+    stop()
+    printed = capsys.readouterr()
+    assert "step 1: " in printed.out
+    assert "step 2: " in printed.out
+    assert "Read-only file system" in printed.err
+    assert not store.list()[1].verified

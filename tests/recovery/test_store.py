@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from seatrial.recovery import CheckpointStore, inspect_store
+from seatrial.recovery import CheckpointStore, SeatrialWriter, inspect_store
 from seatrial.recovery.digest import digest
 from seatrial.recovery.errors import (
     AlreadyPublishedError,
@@ -452,3 +453,26 @@ def test_inspecting_writes_nothing(store: CheckpointStore, make_state: Any) -> N
     assert (report.latest_valid, report.latest_published) == (1, 1)
     assert report.steps[0].attempt == store.list()[0].attempt
     assert sorted(os.walk(store.directory)) == before
+
+
+def test_a_step_may_be_any_whole_number_type(store: CheckpointStore, make_state: Any) -> None:
+    manifest = store.save(make_state(1), step=np.int64(7))
+    assert (manifest.step, type(manifest.step)) == (7, int)
+    assert store.restore(make_state(0), step=np.int64(7)).step == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("step", [True, 3.0, "3", -1, 1 << 63, None])
+def test_what_is_no_step_is_refused_before_anything_is_written(
+    store: CheckpointStore, make_state: Any, step: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"^step is .*; a step is "):
+        store.save(make_state(1), step=step)
+    with pytest.raises(ValueError, match=r"^step is .*; a step is "):
+        SeatrialWriter(store.directory, step=step)
+    assert not store.directory.exists()
+
+
+@pytest.mark.parametrize("rule", [{"keep_last": 1.5}, {"keep_last": True}, {"keep_every": "10"}])
+def test_a_rule_of_retention_is_of_whole_numbers(tmp_path: Path, rule: Any) -> None:
+    with pytest.raises(ValueError, match="give a whole number"):
+        CheckpointStore(tmp_path, **rule)
