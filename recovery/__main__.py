@@ -174,8 +174,8 @@ def _prune(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
     except ValueError as error:
         return _refuse(str(error))
     if options.dry_run:
-        steps = retention.superseded(directory, **rule, record=False)
-        deleted: Sequence[str] = [*directory.storage.leftovers(), *map(step_name, steps)]
+        found = retention.unneeded(directory, **rule, record=False)
+        deleted: Sequence[str] = [*found.leftovers, *map(step_name, found.steps)]
     else:
         deleted = retention.collect(directory, **rule)
     rows = [_row(directory, step) for step in directory.storage.published()]

@@ -118,7 +118,7 @@ def explore(
 
     Raises:
         ChaosError: recovery looked at nothing, or by means that Python does not see.
-        ValueError: ``symmetric`` without ``look="everything"``, or ``old`` equal to ``new``.
+        ValueError: ``symmetric`` without ``look="everything"``.
     """
     if symmetric and look != "everything":
         raise ValueError("symmetric=True is for look='everything'")
@@ -209,11 +209,6 @@ class _Search(Generic[_S]):
 
 
 def _search(search: _Search[_S], symmetry: Symmetry, old: object, new: object) -> Exploration:
-    if old == new:
-        raise ValueError(
-            f"old and new are both {old!r}: recovery must tell the checkpoints apart, or one that "
-            "is lost would not be seen"
-        )
     result = Exploration(search.disk.model, classes=symmetry.classes)
     result.states = 0 if search.everything else None
     known: dict[frozenset[tuple[str, bytes | None]], tuple[object, str]] = {}

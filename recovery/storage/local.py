@@ -27,6 +27,7 @@ from ..publish import (
     open_regular,
     probe_publish,
 )
+from .damage import named
 from .local_attempt import LocalAttempt
 from .local_files import LocalFiles
 from .names import (
@@ -42,6 +43,7 @@ from .names import (
     step_name,
     step_of,
 )
+from .protocol import Contents
 from .retry import LOCAL, RetryPolicy, retried
 
 __all__ = ["LocalStorage"]
@@ -69,7 +71,10 @@ class LocalStorage:
 
     def steps(self) -> list[int]:
         self._require_no_file()
-        steps = (step_of(name) for name in _names(self.root))
+        return self._steps_among(_names(self.root))
+
+    def _steps_among(self, names: Sequence[str]) -> list[int]:
+        steps = (step_of(name) for name in names)
         return sorted(step for step in steps if step is not None and self._step(step).is_dir())
 
     def published(self) -> list[int]:
@@ -84,7 +89,8 @@ class LocalStorage:
 
     def read_manifest(self, step: int, bytes_max: int) -> bytes:
         path = self._step(step) / MANIFEST
-        return retried(lambda: _read(path, bytes_max), self.retry)
+        with named(str(path)):
+            return retried(lambda: _read(path, bytes_max), self.retry)
 
     def read_note(self, step: int) -> bytes:
         return _read(self._step(step) / VERIFIED, NOTE_BYTES_MAX)
@@ -100,18 +106,27 @@ class LocalStorage:
         return sorted(name for name in names if not name.endswith(".json"))
 
     def leftovers(self) -> list[str]:
+        return list(self.contents().leftovers)
+
+    def contents(self) -> Contents:
+        self._require_no_file()
         names = _names(self.root)
         found = [Path(name) for name in names if name.startswith((TRASH_PREFIX, PROBE_PREFIX))]
-        for step in self.steps():
+        published, noted = [], set()
+        for step in self._steps_among(names):
             directory = Path(step_name(step))
-            if self.is_published(step):
-                found += [directory / name for name in self._leftovers_of(step)]
-            else:
+            if not self.is_published(step):
                 found.append(directory)
-        return [str(path) for path in sorted(found)]
+                continue
+            published.append(step)
+            inside = _names(self._step(step))
+            if VERIFIED in inside:
+                noted.add(step)
+            found += [directory / name for name in self._leftovers_of(step, inside)]
+        leftovers = [str(path) for path in sorted(found)]
+        return Contents(published=published, noted=frozenset(noted), leftovers=leftovers)
 
-    def _leftovers_of(self, step: int) -> list[str]:
-        names = _names(self._step(step))
+    def _leftovers_of(self, step: int, names: Sequence[str]) -> list[str]:
         temporaries = [name for name in names if name.endswith(TEMPORARY_SUFFIX)]
         attempts = [name for name in names if name.startswith(ATTEMPT_PREFIX)]
         if len(attempts) < 2:
