@@ -115,11 +115,12 @@ class LocalStorage:
         published, noted = [], set()
         for step in self._steps_among(names):
             directory = Path(step_name(step))
+            inside = _names(self._step(step))
             if not self.is_published(step):
-                found.append(directory)
+                # What somebody else keeps under such a name is not ours to delete.
+                found += [directory] if all(map(_is_own, inside)) else []
                 continue
             published.append(step)
-            inside = _names(self._step(step))
             if VERIFIED in inside:
                 noted.add(step)
             found += [directory / name for name in self._leftovers_of(step, inside)]
@@ -252,6 +253,12 @@ class LocalStorage:
 
     def _step(self, step: int) -> Path:
         return self.root / step_name(step)
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is a name that a store gives in the directory of a step."""
+    is_temporary = name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)
+    return name.startswith(ATTEMPT_PREFIX) or name in (MANIFEST, VERIFIED) or is_temporary
 
 
 def _names(directory: Path) -> list[str]:
