@@ -11,6 +11,7 @@ runs. Torch-free; opened by `seatrial.recovery.storage.open_storage`.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,14 @@ from .protocol import Contents
 from .retry import LOCAL, RetryPolicy, retried
 
 __all__ = ["LocalStorage"]
+
+# Of a token that `secrets` made: names that others give are not ours to delete.
+_SCRATCH = re.compile(
+    rf"{re.escape(TRASH_PREFIX)}[0-9a-f]+|{re.escape(PROBE_PREFIX)}[0-9a-f]+{re.escape(TEMPORARY_SUFFIX)}"
+)
+_TEMPORARY = re.compile(
+    rf"\.(?:{re.escape(MANIFEST)}|{re.escape(VERIFIED)})\.[0-9a-f]+{re.escape(TEMPORARY_SUFFIX)}"
+)
 
 
 class LocalStorage:
@@ -111,7 +120,7 @@ class LocalStorage:
     def contents(self) -> Contents:
         self._require_no_file()
         names = _names(self.root)
-        found = [Path(name) for name in names if name.startswith((TRASH_PREFIX, PROBE_PREFIX))]
+        found = [Path(name) for name in names if _SCRATCH.fullmatch(name)]
         published, noted = [], set()
         for step in self._steps_among(names):
             directory = Path(step_name(step))
@@ -128,7 +137,7 @@ class LocalStorage:
         return Contents(published=published, noted=frozenset(noted), leftovers=leftovers)
 
     def _leftovers_of(self, step: int, names: Sequence[str]) -> list[str]:
-        temporaries = [name for name in names if name.endswith(TEMPORARY_SUFFIX)]
+        temporaries = [name for name in names if _TEMPORARY.fullmatch(name)]
         attempts = [name for name in names if name.startswith(ATTEMPT_PREFIX)]
         if len(attempts) < 2:
             return temporaries  # The usual case; manifests can be long and need not be read.
@@ -257,7 +266,7 @@ class LocalStorage:
 
 def _is_own(name: str) -> bool:
     """Whether it is a name that a store gives in the directory of a step."""
-    is_temporary = name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)
+    is_temporary = _TEMPORARY.fullmatch(name) is not None
     return name.startswith(ATTEMPT_PREFIX) or name in (MANIFEST, VERIFIED) or is_temporary
 
 

@@ -152,10 +152,12 @@ def test_what_others_keep_under_the_name_of_a_step_is_not_deleted(
     theirs = tmp_path / "step-00001000" / "model.pt"
     theirs.parent.mkdir()
     theirs.write_bytes(b"precious")
+    (tmp_path / ".trash-of-mine").mkdir()
     (tmp_path / "step-00000500").mkdir()  # as an attempt that has just begun leaves it
     store = CheckpointStore(tmp_path)
     store.save(make_state(1), step=1)
     store.restore(make_state(0))
     store.prune()
     assert theirs.read_bytes() == b"precious"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00001000"]
+    kept = [".trash-of-mine", "step-00000001", "step-00001000"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
