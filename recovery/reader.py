@@ -33,7 +33,8 @@ _ALONE_BYTES = 8 << 20
 
 
 def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
-    """How the dtypes and shapes of ``parts`` differ from those that are stored, in words."""
+    """Why ``parts`` cannot hold what is stored under their names, in words: other dtypes or shapes,
+    or memory that several of their elements share."""
     stored = {entry.name: entry for entry in manifest.tensors}
     found = []
     for part in parts:
@@ -43,7 +44,23 @@ def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
                 f"{region.name} is {entry.dtype}{list(entry.shape)} in the checkpoint and "
                 f"{region.dtype}{list(region.shape)} here"
             )
+        elif entry is not None and _overlaps_itself(part.tensor):
+            found.append(
+                f"{region.name} shows one place of memory as several elements here, as expand() "
+                "does; clone it"
+            )
     return found
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether elements may share memory, so that one would be read over another."""
+    end = 0  # of what the dimensions so far span, in elements
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= end:
+                return True
+            end += stride * (size - 1)
+    return False
 
 
 def read_parts(files: Files, manifest: Manifest, parts: Sequence[Part]) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 
-from seatrial.recovery import CheckpointStore, SeatrialWriter, inspect_store
+from seatrial.recovery import CheckpointStore, SeatrialReader, SeatrialWriter, inspect_store
 from seatrial.recovery.digest import digest
 from seatrial.recovery.errors import (
     AlreadyPublishedError,
@@ -25,6 +27,10 @@ from seatrial.recovery.errors import (
     SaveError,
 )
 from seatrial.recovery.probe import interpose, listen
+
+dcp: Any = torch.distributed.checkpoint  # it exports nothing explicitly
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 COMMIT = [
     "checkpoint/shard/write",
@@ -243,6 +249,46 @@ def test_another_dtype_or_shape_is_a_mismatch(
     state.live["weight"] = change(state.live["weight"])
     with pytest.raises(MismatchError, match=r"weight is float32\[40, 30\] in the checkpoint"):
         store.restore(state)
+
+
+def test_elements_that_share_memory_are_not_read_over_each_other(
+    store: CheckpointStore, make_state: Any
+) -> None:
+    state = make_state(1)
+    store.save(state, step=1)
+    base = torch.zeros(40, 1)
+    state.live["weight"] = base.expand(40, 30)
+    with pytest.raises(MismatchError, match="weight shows one place of memory as several elements"):
+        store.restore(state)
+    assert not base.any()
+    target = {"weight": base.expand(40, 30)}
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load(target, storage_reader=SeatrialReader(store.directory))
+    assert "one place of memory" in str(caught.value.failures[0][0])
+    assert not base.any()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda: torch.zeros(30, 40).t(),
+        lambda: torch.zeros(80, 60)[::2, ::2],
+        lambda: torch.zeros(40, 2, 30)[:, 1],
+        lambda: torch.zeros(1).expand(1, 1),
+        lambda: torch.zeros(60, 40).as_strided((40, 30), (1, 80)),
+        lambda: torch.zeros(41, 41).diagonal(),
+    ],
+)
+def test_a_view_that_shares_nothing_within_itself_is_filled(
+    store: CheckpointStore, make_state: Any, view: Any
+) -> None:
+    state = make_state(1)
+    wanted = torch.randn(view().shape)
+    state.live["view"] = wanted
+    store.save(state, step=1)
+    state.live["view"] = view()
+    store.restore(state)
+    assert torch.equal(state.live["view"], wanted)
 
 
 def test_tensors_made_by_prepare_are_filled(store: CheckpointStore, make_state: Any) -> None:
