@@ -11,7 +11,7 @@ that its reads succeeded. Called by the store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,9 +34,10 @@ _ALONE_BYTES = 8 << 20
 
 def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
     """Why ``parts`` cannot hold what is stored under their names, in words: other dtypes or shapes,
-    or memory that several of their elements share."""
+    or memory that several of their elements, or two of them, share."""
     stored = {entry.name: entry for entry in manifest.tensors}
     found = []
+    places: dict[Hashable, TensorEntry] = {}
     for part in parts:
         region, entry = part.region, stored.get(part.region.name)
         if entry is not None and (entry.dtype, entry.shape) != (region.dtype, region.shape):
@@ -49,7 +50,33 @@ def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
                 f"{region.name} shows one place of memory as several elements here, as expand() "
                 "does; clone it"
             )
+        elif entry is not None:
+            tied = places.setdefault(_place(part), entry)
+            if _differ(tied, entry):
+                found.append(
+                    f"{tied.name} and {region.name} are one tensor here, and hold other values in "
+                    "the checkpoint"
+                )
     return found
+
+
+def _place(part: Part) -> Hashable:
+    """Equal for parts that are one tensor under two names; no other's for an empty one."""
+    tensor, region = part.tensor, part.region
+    if tensor.numel() == 0:
+        return region
+    memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+    return (*memory, tensor.is_conj(), tensor.is_neg(), region.offsets)
+
+
+def _differ(one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether digests show that two tensors, cut alike, hold other bytes."""
+    if one is other or one.chunks == other.chunks or len(one.chunks) != len(other.chunks):
+        return False
+    cuts = sorted((c.offsets, c.sizes, c.digest) for c in one.chunks)
+    others = sorted((c.offsets, c.sizes, c.digest) for c in other.chunks)
+    are_alike = all(a[:2] == b[:2] for a, b in zip(cuts, others, strict=True))
+    return one.dtype == other.dtype and are_alike and cuts != others
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:

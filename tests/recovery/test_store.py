@@ -268,6 +268,23 @@ def test_elements_that_share_memory_are_not_read_over_each_other(
     assert not base.any()
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_one_tensor_under_two_names_is_not_restored_from_two(
+    store: CheckpointStore, make_state: Any, same: bool
+) -> None:
+    state = make_state(1)
+    state.live |= {"head": torch.ones(3), "tied": torch.full((3,), 1.0 if same else 2.0)}
+    store.save(state, step=1)
+    state.live["head"] = state.live["tied"] = torch.zeros(3)
+    if same:
+        store.restore(state)
+        assert state.live["head"].tolist() == [1, 1, 1]
+    else:
+        with pytest.raises(MismatchError, match="head and tied are one tensor here, and hold oth"):
+            store.restore(state)
+        assert not state.live["head"].any()
+
+
 @pytest.mark.parametrize(
     "view",
     [
