@@ -296,6 +296,7 @@ def test_two_jobs_that_go_on_in_one_store_never_tear_a_checkpoint(
     assert any(step.valid for step in report.values())
 
 
+@pytest.mark.parametrize("place", ["directory", "memory", "moto"], indirect=True)
 def test_what_is_published_after_it_was_listed_as_a_leftover_is_not_deleted(
     place: Any, make_state: Any
 ) -> None:
