@@ -6,6 +6,7 @@ what was not offered or not tried is a skipped one; nothing else is collected. T
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
@@ -31,16 +32,22 @@ class CertifyPlugin:
 
     def __init__(self, config: pytest.Config) -> None:
         self._place = str(config.getoption("chaos_certify"))
+        if not self._place.strip():
+            raise pytest.UsageError(
+                "--chaos-certify names no place; give a directory or URL (is a variable not set?)"
+            )
         _refuse_secrets(self._place)
         artifacts = config.getoption("chaos_artifacts") or config.getini("chaos_artifacts") or ""
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", self._place).strip("-")
         self._file = Path(artifacts or config.invocation_params.dir) / f"certificate-{name}.json"
         self._observed: list[Observation] = []
         self._subject: Subject | None = None
+        self._unsaved = ""
         if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
             raise pytest.UsageError("--chaos-certify runs in one process; leave out -n")
         if config.getoption("collectonly"):
             return
+        _require_writable(self._file.parent)
         given = config.getoption("chaos_store_option") or config.getini("chaos_store_option") or ()
         options = _resolved(given)
         try:
@@ -74,15 +81,22 @@ class CertifyPlugin:
 
     @property
     def _is_complete(self) -> bool:
-        return len(self._observed) == len(GUARANTEES)
+        return {each.guarantee for each in self._observed} == {each.name for each in GUARANTEES}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
         if self._subject is not None:
             self._subject.clean_up()
             if self._is_complete:
-                self._certificate.save(self._file)
+                self._save(session)
         yield
+
+    def _save(self, session: pytest.Session) -> None:
+        try:
+            self._certificate.save(self._file)
+        except OSError as error:
+            self._unsaved = f"it could not be saved: {error}"
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._observed:
@@ -99,7 +113,8 @@ class CertifyPlugin:
             terminalreporter.write_line(line)
         markup = {"green" if certificate.is_safe else "red": True}
         terminalreporter.write_line(verdict, **markup)
-        terminalreporter.write_line(f"saved to {self._file}")
+        said = self._unsaved or f"saved to {self._file}"
+        terminalreporter.write_line(said, red=bool(self._unsaved))
 
 
 def _resolved(texts: Sequence[str]) -> dict[str, object] | None:
@@ -107,6 +122,20 @@ def _resolved(texts: Sequence[str]) -> dict[str, object] | None:
         return resolved_options(parse_options(texts)) if texts else None
     except CheckpointError as error:
         raise pytest.UsageError(f"--chaos-store-option: {error}") from None
+
+
+def _require_writable(directory: Path) -> None:
+    """Before anything is asked, which takes its time."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(directory, os.W_OK) else "it may not be written"
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        raise pytest.UsageError(
+            f"--chaos-certify: the certificate cannot be saved in {str(directory)!r}: {problem}; "
+            "name a directory by --chaos-artifacts"
+        )
 
 
 def _refuse_secrets(place: str) -> None:

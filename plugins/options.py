@@ -76,6 +76,9 @@ def read_options(config: pytest.Config) -> ChaosOptions:
     values: dict[str, Any] = {}
     for option in OPTIONS:
         given = config.getoption(option.ini) or None
+        if option.name == "store" and config.getoption(option.ini) == "":
+            # Not the temporary directory: what was meant would not have been on trial.
+            raise UsageError(f"{option.flag} names no place (is a variable not set?)")
         if given is None and option.has_ini:
             given = config.getini(option.ini) or None
         if given is not None:

@@ -50,7 +50,7 @@ def _other_owner(pluginmanager: pytest.PytestPluginManager) -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
-    if config.getoption("chaos_certify", default=None):
+    if config.getoption("chaos_certify", default=None) is not None:  # "" is refused there
         from .certify import CertifyPlugin
 
         config.pluginmanager.register(CertifyPlugin(config), "seatrial-certify")

@@ -161,7 +161,11 @@ def _verified(directory: CheckpointDirectory, row: Row, bar: Bar) -> Row:
         )
     )
     if not problems:
-        directory.mark_verified(row.step, manifest.attempt)
+        try:
+            directory.mark_verified(row.step, manifest.attempt)
+        except OSError as error:  # a snapshot that may not be written can be verified as well
+            said = f"it could not be noted that step {row.step} is verified: {error}"
+            print(f"python -m seatrial.recovery: {said}", file=sys.stderr)
     return Row(**{**vars(row), "verified": not problems, "problems": problems})
 
 
@@ -172,8 +176,8 @@ def _prune(directory: CheckpointDirectory, options: argparse.Namespace) -> int:
     except ValueError as error:
         return _refuse(str(error))
     if options.dry_run:
-        steps = retention.superseded(directory, **rule, record=False)
-        deleted: Sequence[str] = [*directory.storage.leftovers(), *map(step_name, steps)]
+        found = retention.unneeded(directory, **rule, record=False)
+        deleted: Sequence[str] = [*found.leftovers, *map(step_name, found.steps)]
     else:
         deleted = retention.collect(directory, **rule)
     rows = [_row(directory, step) for step in directory.storage.published()]

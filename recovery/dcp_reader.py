@@ -30,7 +30,7 @@ from .directory import CheckpointDirectory, PublishedManifest
 from .errors import CheckpointError, MismatchError, NoValidCheckpointError
 from .files import read_file, reading
 from .layout import Part, Region, dtype_name
-from .manifest import Manifest
+from .manifest import Manifest, checked_step
 from .probe import around
 from .reader import mismatches, read_parts
 from .storage import absolute
@@ -69,7 +69,7 @@ class SeatrialReader(StorageReader):
         self._directory = CheckpointDirectory.at(
             absolute(directory), storage_options=storage_options, single_writer=single_writer
         )
-        self._step = step
+        self._step = None if step is None else checked_step(step)
         self._published: PublishedManifest | None = None
 
     @property

@@ -37,7 +37,7 @@ from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
 from .errors import ManifestError, SaveError, StateError
 from .layout import CHUNK_BYTES, Part, Region, local_parts, split
-from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry
+from .manifest import Chunk, FileEntry, Manifest, ShardEntry, TensorEntry, checked_step
 from .probe import around
 from .storage import Attempt, absolute, collected
 from .writer import write_object_file, write_shard_file
@@ -97,13 +97,11 @@ class SeatrialWriter(StorageWriter):
         storage_options: Mapping[str, object] | None = None,
         single_writer: bool = False,
     ) -> None:
-        if step < 0:
-            raise ValueError(f"step is {step}; a step is 0 or more")
+        self._step = checked_step(step)
         self._algorithm = require_algorithm(digest)
         self._directory = CheckpointDirectory.at(
             absolute(directory), storage_options=storage_options, single_writer=single_writer
         )
-        self._step = step
         self._parent_step = parent_step
         self._topology = topology
         self._writer = dict(writer or {})

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import ManifestError
-from .files import named
 from .manifest import MANIFEST_BYTES_MAX, Manifest
 from .storage import Files, Storage, open_storage
 
@@ -57,11 +56,10 @@ class CheckpointDirectory:
             DamagedCheckpointError: it is missing or unreadable.
             ManifestError: it is not whole, breaks the schema, or belongs to another step.
         """
-        path = self.storage.manifest_path(step)
-        with named(path):
-            content = self.storage.read_manifest(step, MANIFEST_BYTES_MAX + 1)
+        content = self.storage.read_manifest(step, MANIFEST_BYTES_MAX + 1)
         manifest = Manifest.from_bytes(content)
         if manifest.step != step:
+            path = self.storage.manifest_path(step)
             raise ManifestError(f"{path} is the manifest of step {manifest.step}")
         return PublishedManifest(manifest, content)
 

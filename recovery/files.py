@@ -11,7 +11,6 @@ Does not: write anything, or decode what it reads. Torch-free; called by the rea
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import TypeVar
 from .digest import Digest, algorithm_of, digest
 from .errors import DamagedCheckpointError
 from .manifest import Chunk, FileEntry, Manifest, ShardEntry
+from .storage.damage import named
 from .storage.protocol import Files, Source
 from .storage.retry import retried
 from .workers import reader_threads, run_all
@@ -30,30 +30,13 @@ __all__ = [
     "file_problems",
     "fill_chunk",
     "grouped",
-    "named",
     "open_shard",
     "read_file",
     "reading",
     "window",
 ]
 
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-_UNREADABLE = (errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO))
 _T = TypeVar("_T")
-
-
-@contextmanager
-def named(path: str) -> Iterator[None]:
-    """Raise an `OSError` that says something about the bytes of ``path`` as damage."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or error.errno in _MISSING:
-            cause = error.strerror or "no such file"
-            raise DamagedCheckpointError(f"{path} is missing: {cause}") from error
-        if error.errno in _UNREADABLE:
-            raise DamagedCheckpointError(f"{path} is unreadable: {error}") from error
-        raise
 
 
 def reading(files: Files, name: str, use: Callable[[], _T]) -> _T:

@@ -13,6 +13,7 @@ shapes. Torch-free; anyone may call it.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,15 @@ from .errors import CheckpointError, ManifestError
 from .garbage import collection_paused
 from .references import check_references
 
-__all__ = ["Chunk", "FileEntry", "Manifest", "ShardEntry", "TensorEntry", "check_file_name"]
+__all__ = [
+    "Chunk",
+    "FileEntry",
+    "Manifest",
+    "ShardEntry",
+    "TensorEntry",
+    "check_file_name",
+    "checked_step",
+]
 
 FORMAT = "seatrial-checkpoint"
 VERSION = 1
@@ -185,6 +194,21 @@ class Manifest:
             raise ManifestError(f"the manifest breaks the schema: {error!r}") from error
         check_references(manifest)
         return manifest
+
+
+def checked_step(step: object) -> int:
+    """``step`` as an ``int``, also of NumPy's; raises `ValueError` for what is no step."""
+    try:
+        if isinstance(step, bool):
+            raise TypeError
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(
+            f"step is {step!r}, a {type(step).__name__}; a step is a whole number, 0 or more"
+        ) from None
+    if not 0 <= number < _NUMBER_LIMIT:
+        raise ValueError(f"step is {number}; a step is 0 or more, and below 2^63")
+    return number
 
 
 def check_file_name(name: object) -> str:

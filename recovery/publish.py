@@ -36,7 +36,9 @@ __all__ = [
 
 TEMPORARY_SUFFIX = ".tmp"
 _WRITE_BYTES_MAX = 1 << 30
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_PASSING = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES,
+)  # fmt: skip
 
 
 @contextmanager

@@ -11,7 +11,7 @@ that its reads succeeded. Called by the store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,9 +33,11 @@ _ALONE_BYTES = 8 << 20
 
 
 def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
-    """How the dtypes and shapes of ``parts`` differ from those that are stored, in words."""
+    """Why ``parts`` cannot hold what is stored under their names, in words: other dtypes or shapes,
+    or memory that several of their elements, or two of them, share."""
     stored = {entry.name: entry for entry in manifest.tensors}
     found = []
+    places: dict[Hashable, TensorEntry] = {}
     for part in parts:
         region, entry = part.region, stored.get(part.region.name)
         if entry is not None and (entry.dtype, entry.shape) != (region.dtype, region.shape):
@@ -43,7 +45,49 @@ def mismatches(manifest: Manifest, parts: Sequence[Part]) -> list[str]:
                 f"{region.name} is {entry.dtype}{list(entry.shape)} in the checkpoint and "
                 f"{region.dtype}{list(region.shape)} here"
             )
+        elif entry is not None and _overlaps_itself(part.tensor):
+            found.append(
+                f"{region.name} shows one place of memory as several elements here, as expand() "
+                "does; clone it"
+            )
+        elif entry is not None:
+            tied = places.setdefault(_place(part), entry)
+            if _differ(tied, entry):
+                found.append(
+                    f"{tied.name} and {region.name} are one tensor here, and hold other values in "
+                    "the checkpoint"
+                )
     return found
+
+
+def _place(part: Part) -> Hashable:
+    """Equal for parts that are one tensor under two names; no other's for an empty one."""
+    tensor, region = part.tensor, part.region
+    if tensor.numel() == 0:
+        return region
+    memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+    return (*memory, tensor.is_conj(), tensor.is_neg(), region.offsets)
+
+
+def _differ(one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether digests show that two tensors, cut alike, hold other bytes."""
+    if one is other or one.chunks == other.chunks or len(one.chunks) != len(other.chunks):
+        return False
+    cuts = sorted((c.offsets, c.sizes, c.digest) for c in one.chunks)
+    others = sorted((c.offsets, c.sizes, c.digest) for c in other.chunks)
+    are_alike = all(a[:2] == b[:2] for a, b in zip(cuts, others, strict=True))
+    return one.dtype == other.dtype and are_alike and cuts != others
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether elements may share memory, so that one would be read over another."""
+    end = 0  # of what the dimensions so far span, in elements
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= end:
+                return True
+            end += stride * (size - 1)
+    return False
 
 
 def read_parts(files: Files, manifest: Manifest, parts: Sequence[Part]) -> None:

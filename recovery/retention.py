@@ -16,13 +16,15 @@ store on the coordinator.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .directory import CheckpointDirectory
 from .errors import CheckpointError
 from .files import file_problems
 
-__all__ = ["check_rule", "collect", "is_verified", "superseded", "verify"]
+__all__ = ["check_rule", "collect", "is_verified", "note_verified", "unneeded", "verify"]
 
 
 def is_verified(directory: CheckpointDirectory, step: int) -> bool:
@@ -46,34 +48,60 @@ def verify(directory: CheckpointDirectory, step: int, *, record: bool = True) ->
     return not problems
 
 
+def note_verified(directory: CheckpointDirectory, step: int, attempt: str) -> None:
+    """Note that every byte of ``attempt`` was found as it was saved, or warn that it cannot be.
+
+    What was restored or verified is so, whether it can be noted or not.
+    """
+    try:
+        directory.mark_verified(step, attempt)
+    except OSError as error:
+        warnings.warn(
+            f"it could not be noted that step {step} is verified, so it is kept: {error}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
 def check_rule(keep_last: int, keep_every: int | None) -> None:
     """Raise `ValueError` unless the rule keeps something."""
+    for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+        if isinstance(value, bool) or not (value is None or hasattr(value, "__index__")):
+            raise ValueError(f"{name} is {value!r}; give a whole number")
     if keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
     if keep_every is not None and keep_every < 1:
         raise ValueError(f"keep_every is {keep_every}; give a number of steps, 1 or more, or None")
 
 
-def superseded(
+@dataclass(frozen=True, kw_only=True)
+class Unneeded:
+    """What can be deleted: leftovers by name, relative to the directory, and published steps."""
+
+    leftovers: Sequence[str]
+    steps: Sequence[int]
+
+
+def unneeded(
     directory: CheckpointDirectory,
     *,
     keep_last: int,
     keep_every: int | None = None,
     record: bool = True,
-) -> list[int]:
-    """The published steps that the rule does not keep; with ``record=False`` nothing is written."""
-    newest_first = directory.storage.published()[::-1]
+) -> Unneeded:
+    """Leftovers, and what the rule does not keep; with ``record=False`` nothing is written."""
+    found = directory.storage.contents()
+    newest_first = found.published[::-1]
     candidates = [
         step for step in newest_first[keep_last:] if keep_every is None or step % keep_every
     ]
-    if not candidates:
-        return []
-    good = next((step for step in newest_first if is_verified(directory, step)), None)
-    if good is None:
-        good = next((s for s in newest_first if verify(directory, s, record=record)), None)
-    if good is None:
-        return []
-    return [step for step in candidates if step != good]
+    if candidates:
+        noted = (step for step in newest_first if step in found.noted)
+        good = next((step for step in noted if is_verified(directory, step)), None)
+        if good is None:
+            good = next((s for s in newest_first if verify(directory, s, record=record)), None)
+        candidates = [] if good is None else [step for step in candidates if step != good]
+    return Unneeded(leftovers=found.leftovers, steps=candidates)
 
 
 def collect(
@@ -84,5 +112,5 @@ def collect(
     Returns:
         What was deleted, relative to the directory.
     """
-    unneeded = superseded(directory, keep_last=keep_last, keep_every=keep_every)
-    return directory.storage.delete(directory.storage.leftovers(), unneeded)
+    found = unneeded(directory, keep_last=keep_last, keep_every=keep_every)
+    return directory.storage.delete(found.leftovers, found.steps)

@@ -34,6 +34,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from . import retention
@@ -41,11 +42,11 @@ from .background import Background, SaveHandle
 from .checkpointable import Checkpointable
 from .digest import DEFAULT, require_algorithm
 from .directory import CheckpointDirectory
-from .errors import CheckpointError, RecoveryError
+from .errors import CheckpointError, DamagedCheckpointError, ManifestError, RecoveryError
 from .exchange import TIMEOUT_S, Exchange
 from .guards import Guard
 from .inspect import step_problems
-from .manifest import Manifest
+from .manifest import Manifest, checked_step
 from .probe import around, probe
 from .restoring import Restorer
 from .saving import Labels, Saver
@@ -132,7 +133,6 @@ class CheckpointStore:
         self._timeout_s = timeout_s
         self._guards = tuple(guards)
         self._parent_step: int | None = None
-        self._saver: Saver | None = None
         self._background = Background()
         self._background_lane: Exchange | None = None
         self._staging = Staging()
@@ -164,10 +164,10 @@ class CheckpointStore:
             SaveError: on all ranks alike, naming the rank and the cause.
             AlreadyPublishedError: a `SaveError`; the step is published already.
         """
+        step = checked_step(step)
         self._background.settle()
         with around("checkpoint", step=step):
-            saver = self._saver_for(step)
-            manifest = saver.save(state, step=step, parent_step=self._parent_step)
+            manifest = self._saver.save(state, step=step, parent_step=self._parent_step)
             self._end_save(step)
         return manifest
 
@@ -187,13 +187,13 @@ class CheckpointStore:
             SaveError: this step could not be planned; or, as from `save`, `restore` and `prune`, an
                 earlier background save failed and its handle's ``wait`` was never called.
         """
+        step = checked_step(step)
         self._background.settle()
-        saver = self._saver_for(step)
         probe("checkpoint", "before", step=step)
         if self._background_lane is None:
             self._background_lane = self.exchange.lane("background")
         round_ = self._background_lane.open_round("save")
-        planned = saver.begin(round_, state, step=step, parent_step=self._parent_step)
+        planned = self._saver.begin(round_, state, step=step, parent_step=self._parent_step)
         planned.copy_tensors(self._staging.copy)
 
         def finish() -> Manifest:
@@ -204,18 +204,15 @@ class CheckpointStore:
 
         return self._background.start(step, finish)
 
-    def _saver_for(self, step: int) -> Saver:
-        if step < 0:
-            raise ValueError(f"step is {step}; a step is 0 or more")
-        if self._saver is None:
-            self._saver = Saver(
-                self._directory,
-                self.exchange,
-                labels=self._labels,
-                algorithm=self._algorithm,
-                guards=self._guards,
-            )
-        return self._saver
+    @cached_property
+    def _saver(self) -> Saver:
+        return Saver(
+            self._directory,
+            self.exchange,
+            labels=self._labels,
+            algorithm=self._algorithm,
+            guards=self._guards,
+        )
 
     def _end_save(self, step: int) -> None:
         self._parent_step = step
@@ -233,6 +230,8 @@ class CheckpointStore:
             MismatchError: ``state`` holds other tensors; nothing was overwritten.
             CheckpointError: a rank failed for another reason; nothing was moved.
         """
+        if step is not None:
+            step = checked_step(step)
         self._background.settle()
         restorer = Restorer(self._directory, self.exchange)
         found = restorer.restore(state, step=step)
@@ -241,7 +240,7 @@ class CheckpointStore:
         restored_step = found.manifest.step
         self._parent_step = restored_step
         if self.exchange.is_coordinator:
-            self._note_verified(restored_step, found.manifest.attempt)
+            retention.note_verified(self._directory, restored_step, found.manifest.attempt)
         collected = self._collect(restored_step)
         return Restored(
             step=restored_step,
@@ -250,21 +249,25 @@ class CheckpointStore:
             collected=tuple(collected),
         )
 
-    def _note_verified(self, step: int, attempt: str) -> None:
-        try:
-            self._directory.mark_verified(step, attempt)
-        except OSError as error:
-            # All ranks have restored; a full or read-only disk must not keep one from going on.
-            warnings.warn(
-                f"it could not be noted that step {step} is verified, so it is kept: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
     def latest(self) -> int | None:
-        """The highest step whose manifest is whole; its files are not read."""
-        whole = (info.step for info in reversed(self.list()) if info.problem is None)
-        return next(whole, None)
+        """The highest step whose manifest is whole; its files are not read.
+
+        Raises:
+            CheckpointError: whether a manifest is whole cannot be told: it cannot be read at the
+                moment, or another release wrote it. An older step would silently lose work.
+            OSError: the place cannot be listed.
+        """
+        for step in reversed(self._directory.storage.published()):
+            try:
+                self._directory.read_manifest(step)
+            except (DamagedCheckpointError, ManifestError):
+                continue
+            except OSError as error:
+                raise CheckpointError(
+                    f"step {step} is published, and its manifest cannot be read: {error}"
+                ) from error
+            return step
+        return None
 
     def list(self) -> list[CheckpointInfo]:
         """The published checkpoints, lowest step first."""
@@ -286,11 +289,14 @@ class CheckpointStore:
         )
 
     def verify(self, step: int) -> Sequence[str]:
-        """Check every digest of ``step`` again and list what is wrong; a clean one is recorded."""
+        """Check every digest of ``step`` again and list what is wrong; a clean one is recorded.
+
+        What was found is returned also where it cannot be recorded, with a warning.
+        """
         problems = step_problems(self._directory, step)
         if not problems:
             attempt = self._directory.read_manifest(step).manifest.attempt
-            self._directory.mark_verified(step, attempt)
+            retention.note_verified(self._directory, step, attempt)
         return problems
 
     def prune(self) -> Sequence[str]:

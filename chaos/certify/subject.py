@@ -127,11 +127,19 @@ def open_subject(
         first, second = (_names(storage, place) for storage in storages)
         if isinstance(first, DirectoryObjects):
             made = tuple(path for path in first.root.parents if not path.exists())
+        subject = Subject(
+            names=first, second=second, storage=storages[0], restart=restart, made=made
+        )
         first.sizes()
-        first.put("hello", b"hello")
+        try:
+            first.put("hello", b"hello")
+        except BaseException:
+            with suppress(OSError, CheckpointError):
+                subject.clean_up()
+            raise
     except (OSError, CheckpointError) as error:
         raise UsageError(f"{url!r} cannot be certified: {error}") from None
-    return Subject(names=first, second=second, storage=storages[0], restart=restart, made=made)
+    return subject
 
 
 def _names(storage: Storage, place: str) -> Names:

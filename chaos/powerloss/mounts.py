@@ -12,7 +12,10 @@ _ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
 
 def unmount(path: Path | str) -> None:
     """Unmount whatever is mounted on ``path``; what is in use goes when it is left."""
-    while str(path) in _mount_points():
+    # As the kernel lists it; what is mounted may have died, so it is not asked itself.
+    above, name = os.path.split(path)
+    path = os.path.join(os.path.realpath(above), name)
+    while path in _mount_points():
         for command in (
             ["umount"],
             ["fusermount3", "-u"],

@@ -7,6 +7,7 @@ Importing this package imports neither torch nor fsspec. Called by `seatrial.rec
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,7 @@ __all__ = [
 
 _LOCAL_PROTOCOLS = ("file", "local")
 _S3_PROTOCOLS = ("s3", "s3a")
+_LOST_URL = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/")
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:
@@ -84,6 +86,12 @@ def open_storage(
 
 
 def _local(path: Path, options: Mapping[str, object] | None) -> LocalStorage:
+    protocol = _LOST_URL.search(str(path))
+    if protocol and not path.exists():
+        raise CheckpointError(
+            f"{str(path)!r} looks like a URL that was made a path, which loses a slash; give the "
+            f"URL as text, such as '{protocol[1]}://…'"
+        )
     if options:
         raise CheckpointError(
             f"storage_options are for URLs, and {path} is a directory; leave them out"

@@ -171,7 +171,7 @@ class FsspecObjects:
             try:
                 found: dict[str, Any] = perform(
                     "storage/list",
-                    lambda _: file_system.find(start, detail=True),
+                    lambda _: _found(file_system, start),
                     file=f"{self.url}/{prefix}",
                 )
             except FileNotFoundError:
@@ -241,6 +241,36 @@ class FsspecObjects:
 
     def abort(self, name: str, upload: str) -> None:
         pass
+
+
+def _found(file_system: Any, start: str) -> dict[str, Any]:
+    """The files below ``start``; raises `OSError` if some directory cannot be listed.
+
+    fsspec's own `find` takes a directory that it cannot list for an empty one, and a store in which
+    nothing is found for one in which nothing was ever saved.
+    """
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+
+    kind = type(file_system)
+    find = getattr(kind, "_find", None) or kind.find
+    if find not in (AbstractFileSystem.find, AsyncFileSystem._find):
+        found: dict[str, Any] = file_system.find(start, detail=True)
+        return found
+    found, directories = {}, [start]
+    while directories:
+        directory = directories.pop()
+        try:
+            entries = file_system.ls(directory, detail=True)
+        except FileNotFoundError:
+            continue  # deleted meanwhile, or nothing was ever saved
+        for entry in entries:
+            name = entry["name"].rstrip("/")
+            if entry["type"] != "directory":
+                found[name] = entry
+            elif name != directory.rstrip("/"):
+                directories.append(name)
+    return found
 
 
 class FsspecSink:

@@ -4,16 +4,17 @@ Guarantees: a step is published exactly if its directory holds ``manifest.json``
 there by `link()`; a step disappears by one rename, made durable before any of its files goes, so
 that a crash leaves it whole or gone. What is in quarantine is never deleted.
 
-Does not: follow symlinks in the place of checkpoints, or know of other live runs. Torch-free;
-opened by `seatrial.recovery.storage.open_storage`.
+Does not: follow symlinks inside of the directory (which may be one itself), or know of other live
+runs. Torch-free; opened by `seatrial.recovery.storage.open_storage`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from ..publish import (
     open_regular,
     probe_publish,
 )
+from .damage import named
 from .local_attempt import LocalAttempt
 from .local_files import LocalFiles
 from .names import (
@@ -42,9 +44,18 @@ from .names import (
     step_name,
     step_of,
 )
+from .protocol import Contents
 from .retry import LOCAL, RetryPolicy, retried
 
 __all__ = ["LocalStorage"]
+
+# Of a token that `secrets` made: names that others give are not ours to delete.
+_SCRATCH = re.compile(
+    rf"{re.escape(TRASH_PREFIX)}[0-9a-f]+|{re.escape(PROBE_PREFIX)}[0-9a-f]+{re.escape(TEMPORARY_SUFFIX)}"
+)
+_TEMPORARY = re.compile(
+    rf"\.(?:{re.escape(MANIFEST)}|{re.escape(VERIFIED)})\.[0-9a-f]+{re.escape(TEMPORARY_SUFFIX)}"
+)
 
 
 class LocalStorage:
@@ -53,7 +64,7 @@ class LocalStorage:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._proven = False
-        # Made by `begin`, and fsynced before a manifest is linked; if that fails, by a later save.
+        # Perhaps new; made durable before a manifest is linked, or by a later save if that fails.
         self._new_directories: set[Path] = set()
 
     @property
@@ -68,7 +79,11 @@ class LocalStorage:
         return self.root.is_dir()
 
     def steps(self) -> list[int]:
-        steps = (step_of(name) for name in _names(self.root))
+        self._require_no_file()
+        return self._steps_among(_names(self.root))
+
+    def _steps_among(self, names: Sequence[str]) -> list[int]:
+        steps = (step_of(name) for name in names)
         return sorted(step for step in steps if step is not None and self._step(step).is_dir())
 
     def published(self) -> list[int]:
@@ -83,7 +98,8 @@ class LocalStorage:
 
     def read_manifest(self, step: int, bytes_max: int) -> bytes:
         path = self._step(step) / MANIFEST
-        return retried(lambda: _read(path, bytes_max), self.retry)
+        with named(str(path)):
+            return retried(lambda: _read(path, bytes_max), self.retry)
 
     def read_note(self, step: int) -> bytes:
         return _read(self._step(step) / VERIFIED, NOTE_BYTES_MAX)
@@ -99,19 +115,29 @@ class LocalStorage:
         return sorted(name for name in names if not name.endswith(".json"))
 
     def leftovers(self) -> list[str]:
-        names = _names(self.root)
-        found = [Path(name) for name in names if name.startswith((TRASH_PREFIX, PROBE_PREFIX))]
-        for step in self.steps():
-            directory = Path(step_name(step))
-            if self.is_published(step):
-                found += [directory / name for name in self._leftovers_of(step)]
-            else:
-                found.append(directory)
-        return [str(path) for path in sorted(found)]
+        return list(self.contents().leftovers)
 
-    def _leftovers_of(self, step: int) -> list[str]:
-        names = _names(self._step(step))
-        temporaries = [name for name in names if name.endswith(TEMPORARY_SUFFIX)]
+    def contents(self) -> Contents:
+        self._require_no_file()
+        names = _names(self.root)
+        found = [Path(name) for name in names if _SCRATCH.fullmatch(name)]
+        published, noted = [], set()
+        for step in self._steps_among(names):
+            directory = Path(step_name(step))
+            inside = _names(self._step(step))
+            if not self.is_published(step):
+                # What somebody else keeps under such a name is not ours to delete.
+                found += [directory] if all(map(_is_own, inside)) else []
+                continue
+            published.append(step)
+            if VERIFIED in inside:
+                noted.add(step)
+            found += [directory / name for name in self._leftovers_of(step, inside)]
+        leftovers = [str(path) for path in sorted(found)]
+        return Contents(published=published, noted=frozenset(noted), leftovers=leftovers)
+
+    def _leftovers_of(self, step: int, names: Sequence[str]) -> list[str]:
+        temporaries = [name for name in names if _TEMPORARY.fullmatch(name)]
         attempts = [name for name in names if name.startswith(ATTEMPT_PREFIX)]
         if len(attempts) < 2:
             return temporaries  # The usual case; manifests can be long and need not be read.
@@ -125,16 +151,29 @@ class LocalStorage:
     def files(self, step: int, attempt: str) -> LocalFiles:
         return LocalFiles(self._step(step) / attempt)
 
+    def _require_no_file(self) -> None:
+        """Raise `CheckpointError` if something else than a directory is in the place of one.
+
+        To take that for an empty place would let a job start anew.
+        """
+        if not self.root.is_dir() and os.path.lexists(self.root):
+            is_link = self.root.is_symlink()
+            what = "a symbolic link to no directory" if is_link else "no directory"
+            raise CheckpointError(
+                f"{self.root} is {what}, so no checkpoints can be there; name a directory"
+                + (", or mount what the link leads to" if is_link else "")
+            )
+
     def prove(self) -> None:
         if not self._proven:
-            probe_publish(self.root)
+            probe_publish(self._place)
             self._proven = True
 
     def begin(self, step: int) -> LocalAttempt:
-        self._new_directories |= {
-            path for path in (self.root, *self.root.parents) if not path.exists()
-        }
+        self._require_no_file()
         self.root.mkdir(parents=True, exist_ok=True)
+        if not self._proven and not self.published():
+            self._new_directories = set(self._perhaps_new())
         self.prove()
         if self.is_published(step):
             raise AlreadyPublishedError(
@@ -146,38 +185,62 @@ class LocalStorage:
         directory.mkdir()
         return LocalAttempt(directory, step, self._fsync_parents)
 
+    @property
+    def _place(self) -> Path:
+        """Where the directory is, if ``root`` is a symbolic link to it."""
+        return self.root.resolve()
+
+    def _perhaps_new(self) -> Iterator[Path]:
+        """The directory, and those above it up to where its file system is mounted.
+
+        Whoever made them may have been killed before they were durable.
+        """
+        place = self._place
+        device = place.stat().st_dev
+        for path in (place, *place.parents):
+            if path.parent == path or path.parent.stat().st_dev != device:
+                return
+            yield path
+
     def _fsync_parents(self) -> None:
-        fsync_directory(self.root)
+        fsync_directory(self._place)
         for made in tuple(self._new_directories):
-            fsync_directory(made.parent)
+            # One that may not be read was there before; nobody makes such a one by accident.
+            with suppress(PermissionError):
+                fsync_directory(made.parent)
             self._new_directories.discard(made)
 
     def delete(self, leftovers: Sequence[str], steps: Sequence[int]) -> list[str]:
         collected = []
         trash = []
-        for name in [*leftovers, *map(step_name, steps)]:
-            gone = self._set_aside_for_deletion(self.root / name)
+        unneeded = [(name, False) for name in leftovers] + [(step_name(s), True) for s in steps]
+        for name, published in unneeded:
+            gone = self._set_aside_for_deletion(self.root / name, published=published)
             if gone is not None:
                 trash.append(gone)
                 collected.append(name)
         if steps:
-            fsync_directory(self.root)
+            fsync_directory(self._place)
         for path in trash:
             perform("storage/delete", lambda _, path=path: _delete(path), file=str(path))  # type: ignore[misc]
         return collected
 
-    def _set_aside_for_deletion(self, path: Path) -> Path | None:
-        """Rename ``path`` out of every name that is ever read; None if it is not to be deleted."""
+    def _set_aside_for_deletion(self, path: Path, *, published: bool) -> Path | None:
+        """Rename ``path`` out of every name that is ever read; None if it is not to be deleted.
+
+        A step that is not to go although it is ``published`` is one that was published since it was
+        listed as a leftover: that checkpoint is whole, and may have been acknowledged.
+        """
         if path.name.startswith(TRASH_PREFIX) or path.is_symlink() or not path.is_dir():
             return path
+        if not published and os.path.lexists(path / MANIFEST):
+            return None
         trash = self.root / f"{TRASH_PREFIX}{secrets.token_hex(8)}"
-        was_published = (path / MANIFEST).exists()
         try:
             _rename(path, trash)
         except FileNotFoundError:
             return None
-        if not was_published and (trash / MANIFEST).exists():
-            # Someone published between the look and the rename: that checkpoint is whole.
+        if not published and os.path.lexists(trash / MANIFEST):
             with suppress(OSError):
                 trash.rename(path)
             return None
@@ -194,11 +257,17 @@ class LocalStorage:
         (quarantine / f"{name}.json").write_bytes(quarantine_note(step, reason))
         _rename(source, quarantine / name)
         fsync_directory(quarantine)
-        fsync_directory(self.root)
+        fsync_directory(self._place)
         return name
 
     def _step(self, step: int) -> Path:
         return self.root / step_name(step)
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is a name that a store gives in the directory of a step."""
+    is_temporary = _TEMPORARY.fullmatch(name) is not None
+    return name.startswith(ATTEMPT_PREFIX) or name in (MANIFEST, VERIFIED) or is_temporary
 
 
 def _names(directory: Path) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from ..errors import AlreadyPublishedError, CheckpointError
 from ..manifest import MANIFEST_BYTES_MAX, Manifest
+from .damage import named
 from .generations import COLLECTED, QUARANTINED, StepView, manifest_name, tombstone_of
 from .names import (
     BEGUN,
@@ -35,7 +36,7 @@ from .names import (
     step_of,
 )
 from .object_attempt import ObjectAttempt, ObjectFiles
-from .protocol import Sink
+from .protocol import Contents, Sink
 from .retry import REMOTE, RetryPolicy
 
 __all__ = ["ObjectStorage", "Objects"]
@@ -144,7 +145,9 @@ class ObjectStorage:
         return f"{self.location}/{self._manifest(step)}"
 
     def read_manifest(self, step: int, bytes_max: int) -> bytes:
-        return self._objects.get(self._manifest(step), bytes_max)
+        name = self._manifest(step)
+        with named(f"{self.location}/{name}"):
+            return self._objects.get(name, bytes_max)
 
     def read_note(self, step: int) -> bytes:
         return self._objects.get(f"{step_name(step)}/{VERIFIED}", NOTE_BYTES_MAX)
@@ -158,7 +161,14 @@ class ObjectStorage:
         return sorted(found)
 
     def leftovers(self) -> list[str]:
-        return sorted(self._leftovers(self._views()))
+        return list(self.contents().leftovers)
+
+    def contents(self) -> Contents:
+        views = self._views()
+        published = sorted(step for step, view in views.items() if view.live is not None)
+        noted = frozenset(step for step in published if views[step].noted)
+        leftovers = sorted(self._leftovers(views))
+        return Contents(published=published, noted=noted, leftovers=leftovers)
 
     def files(self, step: int, attempt: str) -> ObjectFiles:
         return ObjectFiles(self._objects, f"{step_name(step)}/{attempt}")
@@ -199,6 +209,8 @@ class ObjectStorage:
                 # checkpoint is whole.
                 manifest = manifest_name(step, views[step].open_generation)
                 closed[step] = self._objects.create(manifest, COLLECTED)
+                if closed[step]:
+                    self._tombstones[manifest] = COLLECTED
             if step is not None and not closed[step]:
                 continue
             for upload in leftover.uploads:
@@ -208,7 +220,9 @@ class ObjectStorage:
         for step in steps:
             view = views.get(step)
             if view is not None and view.live is not None:
-                self._objects.put(manifest_name(step, view.live), COLLECTED)
+                manifest = manifest_name(step, view.live)
+                self._objects.put(manifest, COLLECTED)
+                self._tombstones[manifest] = COLLECTED  # so that it need not be read
                 names += view.deletable(view.live)
                 collected.append(step_name(step))
         self._objects.delete(names)
@@ -253,12 +267,13 @@ class ObjectStorage:
         return StepView.of(step, sizes, self._tombstone)
 
     def _tombstone(self, name: str, size_bytes: int) -> bytes | None:
-        if name not in self._tombstones:
-            found = tombstone_of(size_bytes, lambda bytes_max: self._objects.get(name, bytes_max))
-            if found is None:
-                return None
+        known = self._tombstones.get(name)
+        if known is not None and len(known) == size_bytes:  # else it was not written after all
+            return known
+        found = tombstone_of(size_bytes, lambda bytes_max: self._objects.get(name, bytes_max))
+        if found is not None:
             self._tombstones[name] = found
-        return self._tombstones[name]
+        return found
 
     def _leftovers(self, views: dict[int, StepView]) -> dict[str, _Leftover]:
         found = {

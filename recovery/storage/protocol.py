@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from .retry import RetryPolicy
 
-__all__ = ["Attempt", "Files", "Sink", "Source", "Storage"]
+__all__ = ["Attempt", "Contents", "Files", "Sink", "Source", "Storage"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -122,6 +123,21 @@ class Attempt(Protocol):
         """Let go of whatever is held; may be called again."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a place holds, as one look found it; steps lowest first.
+
+    Attributes:
+        published: as `Storage.published`.
+        noted: those of them that have a note.
+        leftovers: as `Storage.leftovers`.
+    """
+
+    published: Sequence[int]
+    noted: frozenset[int]
+    leftovers: Sequence[str]
+
+
 class Storage(Protocol):
     """Checkpoints of one run in one place. A missing place is an empty one."""
 
@@ -147,7 +163,12 @@ class Storage(Protocol):
         """The full name of the step's manifest, for messages and events."""
 
     def read_manifest(self, step: int, bytes_max: int) -> bytes:
-        """At most ``bytes_max`` bytes of the manifest; raises `OSError`."""
+        """At most ``bytes_max`` bytes of the manifest.
+
+        Raises:
+            DamagedCheckpointError: it is missing or unreadable.
+            OSError: anything else, which says nothing about it.
+        """
 
     def read_note(self, step: int) -> bytes:
         """What `write_note` wrote for the published step; raises `OSError` if nothing."""
@@ -160,6 +181,8 @@ class Storage(Protocol):
 
     def leftovers(self) -> Sequence[str]:
         """What no published manifest names, relative to `location`."""
+
+    def contents(self) -> Contents: ...
 
     def files(self, step: int, attempt: str) -> Files: ...
 

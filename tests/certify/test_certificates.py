@@ -4,7 +4,9 @@ What a real backend cannot be made to do is done to memory:// by faults of singl
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -212,6 +214,17 @@ def test_what_cannot_be_used_at_all_is_refused_in_one_sentence(url: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_a_place_that_cannot_be_written_to_the_end_is_left_as_it_was(tmp_path: Path) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UsageError, match="No space left"):
+            open_subject(str(tmp_path / "new" / "store"))
+    assert list(tmp_path.iterdir()) == []
+
+
 RunPytest = Callable[..., pytest.RunResult]
 
 
@@ -237,10 +250,19 @@ class TestCommand:
         assert list(pytester.path.glob("certificate-*")) == []
 
     @pytest.mark.parametrize(
-        "arguments", [["--chaos-certify=zork://x"], ["--chaos-certify=x", "-n2"]]
+        "arguments",
+        [
+            ["--chaos-certify=zork://x"],
+            ["--chaos-certify=x", "-n2"],
+            ["--chaos-certify="],  # as from a variable that is not set
+            ["--chaos-certify=x", "--chaos-artifacts=/dev/null/x"],
+        ],
     )
     def test_bad_input_is_a_usage_error(
         self, pytester: pytest.Pytester, arguments: list[str]
     ) -> None:
+        pytester.makepyfile("def test_x(): pass")
         result = pytester.runpytest_subprocess(*arguments)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["ERROR: --chaos-certify*"])
+        result.stderr.no_fnmatch_line("*Traceback*")

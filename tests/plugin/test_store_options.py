@@ -65,6 +65,7 @@ def test_ranks_reach_the_store_and_the_replay_line_has_the_options_without_the_s
             [f"--chaos-store={URL}", "--chaos-store-option=secret=horse"],
             "--chaos-store-option: secret is a secret",
         ),
+        (["--chaos-store="], "--chaos-store names no place (is a variable not set?)"),
         (["--chaos-store-option=key=a"], "is for a URL: give one with --chaos-store"),
         (["--chaos-certify=s3://b/run", "--chaos-store-option=secret=horse"], "secret is a secret"),
         (["--chaos-store=ftp://me:horse@host/x"], "--chaos-store: the URL has a secret in it"),

@@ -206,6 +206,20 @@ def test_whatever_is_mounted_below_a_directory_is_unmounted(
     assert not os.path.ismount(disk.root)
 
 
+def test_a_disk_whose_directory_is_reached_by_a_link_is_unmounted(tmp_path: Path) -> None:
+    require("ext4")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    disk = open_disk("ext4", tmp_path / "link" / "disk")
+    assert os.path.ismount(disk.root)
+    try:
+        disk.close()
+        assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+        assert list((tmp_path / "real").iterdir()) == []
+    finally:
+        unmount_below(tmp_path)
+
+
 def test_a_kind_that_there_is_not_is_refused() -> None:
     with pytest.raises(UsageError, match="'btrfs': choose one of fuse, ext4, xfs"):
         check_kind("btrfs")

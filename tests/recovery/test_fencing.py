@@ -289,3 +289,25 @@ def test_two_jobs_that_go_on_in_one_store_never_tear_a_checkpoint(
             assert report[step].attempt == won[0]
     assert all(step.valid for step in report.values() if step.published)
     assert any(step.valid for step in report.values())
+
+
+@pytest.mark.parametrize("place", ["directory", "memory", "moto"], indirect=True)
+def test_what_is_published_after_it_was_listed_as_a_leftover_is_not_deleted(
+    place: Any, make_state: Any
+) -> None:
+    """A new job has listed leftovers when the coordinator that was taken for dead publishes."""
+    store = place.store()
+    store.save(make_state(1), step=1)
+    leftovers: list[str] = []
+
+    def look(event: str, edge: str, _: dict[str, object]) -> None:
+        if (event, edge) == ("checkpoint/manifest/link", "before"):
+            leftovers.extend(store._directory.storage.leftovers())
+
+    stop = listen(look)
+    place.store().save(make_state(2), step=2)
+    stop()
+    assert any(name.startswith("step-00000002") for name in leftovers)
+    assert store._directory.storage.delete(leftovers, []) == []
+    assert [info.step for info in store.list()] == [1, 2]
+    assert place.inspect().latest_valid == 2

@@ -59,9 +59,22 @@ class Plain(MemoryFileSystem):  # type: ignore[misc]
     pipe_file = fsspec.AbstractFileSystem.pipe_file
 
 
+class Listing(Exclusive):
+    """Has fsspec's own find, which takes what it cannot list for empty; refuses ``refused``."""
+
+    protocol = "listing"
+    find = fsspec.AbstractFileSystem.find
+    refused = "nothing"
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        if self.refused in path:
+            raise PermissionError(13, "Permission denied", path)
+        return super().ls(path, detail=detail)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def known() -> None:
-    for kind in (Exclusive, Racy, Deaf, Plain):
+    for kind in (Exclusive, Racy, Deaf, Plain, Listing):
         fsspec.register_implementation(kind.protocol, kind, clobber=True)
 
 
@@ -143,3 +156,23 @@ def test_a_url_is_no_directory() -> None:
 def test_options_without_a_url_are_refused(tmp_path: Any) -> None:
     with pytest.raises(CheckpointError, match="storage_options are for URLs"):
         CheckpointStore(tmp_path, storage_options={"key": "value"})
+
+
+@pytest.mark.parametrize("what", ["root", "step-00000002"])
+def test_a_directory_that_cannot_be_listed_is_no_empty_one(
+    make_state: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    location = url("listing")
+    store = CheckpointStore(location)
+    assert store.restore(make_state(0)) is None
+    store.save(make_state(1), step=1)
+    store.save(make_state(2), step=2)
+    assert store.latest() == 2
+    refused = location.removeprefix("listing://") if what == "root" else what
+    monkeypatch.setattr(Listing, "refused", refused)
+    with pytest.raises(OSError, match="Permission denied"):
+        store.latest()
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        store.restore(make_state(0))
+    monkeypatch.undo()
+    assert store.restore(make_state(0)).step == 2  # type: ignore[union-attr]

@@ -325,3 +325,19 @@ def test_secrets_are_in_no_message(moto_place: Place, server: Any, make_state: A
     with pytest.raises(SaveError) as caught:
         replace(moto_place, options=options).store().save(make_state(1), step=1)
     assert "correct-horse" not in str(caught.value)
+
+
+def test_a_save_that_deletes_nothing_takes_twelve_requests(
+    moto_place: Place, make_state: Any
+) -> None:
+    """Whoever adds one to every save of every run should know."""
+    store = moto_place.store(keep_last=2)
+    store.save(make_state(1), step=1)
+    assert store.restore(make_state(0)).step == 1  # type: ignore[union-attr]
+    store.save(make_state(2), step=2)
+    assert moto_place.server is not None
+    moto_place.server.requests.clear()
+    store.save(make_state(3), step=3)
+    asked = list(moto_place.server.requests)
+    assert len(asked) == 12, asked
+    assert [info.step for info in store.list()] == [1, 2, 3]  # 1 is known to be good
