@@ -96,9 +96,8 @@ def test_giving_up_without_any_valid_checkpoint_is_unrecoverable(
 
 @pytest.mark.parametrize("exits", [{}, {0: 0}], ids=["none left", "one was left"])
 def test_what_ranks_that_hung_and_were_ended_leave_is_not_held_against_the_job(
-    reference: Evidence, make_evidence: MakeEvidence, exits: dict[int, int]
+    reference: Evidence, run: Evidence, exits: dict[int, int]
 ) -> None:
-    run = make_evidence("run")
     run.strike("stop rank=1 at=step:5/data")
     run.attempt(
         range(1, 5),
