@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _AT_WORK = ("R", "D")
+_EXITING = 0x4
+"""Of a process's flags: ``PF_EXITING`` in Linux's include/linux/sched.h."""
 _CPU_SHARE_MAX = 0.05
 """Of one processor, for all threads: some wake up a hundred times a second to look at a file."""
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -63,6 +65,15 @@ def is_awake(process: int) -> bool:
 def is_stopped(process: int) -> bool:
     """Whether a process was stopped by a signal, and does not run until it is continued."""
     return _fields(Path(f"/proc/{process}"))[:1] == ["T"]
+
+
+def is_exiting(process: int) -> bool:
+    """Whether a process has begun to leave, or has left and nobody has taken note of it yet.
+
+    The kernel says so before it closes the process's files, hence before any peer can notice.
+    """
+    fields = _fields(Path(f"/proc/{process}"))
+    return bool(fields) and (fields[0] in ("Z", "X") or bool(int(fields[6]) & _EXITING))
 
 
 def _look_at(processes: Sequence[int]) -> _Look:

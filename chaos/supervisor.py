@@ -22,6 +22,7 @@ from typing import cast
 from .collectives.last_calls import behind, last_calls, read_all
 from .errors import LaunchError
 from .hang import look_at_hang
+from .inject import pid_file
 from .launch.launcher import Launcher, RankExit
 from .launch.plan import AttemptPlan, Workload, World
 from .ledger import Ledger, Strike
@@ -31,12 +32,15 @@ from .route import Route
 from .run import PREEMPTED, Attempt, Ending, Run, StoreState, all_left
 from .schedule import Schedule
 from .silence import Limits, Silence
+from .stillness import is_exiting
 from .trace import Record, read_last, read_trace
 
 __all__ = ["PREEMPTED", "Assignment", "Limits", "Progress", "supervise"]
 
 _POLL_S = 0.05
 _STRUCK_S = 2.0
+_EXITING_S = 60.0
+"""How long the end of a rank may take: that of one with much memory takes seconds."""
 _FATAL = ("kill", "powercut", "exit", "raise", "oom", "terminate", "crash")
 _OUTPUT_LINES = 25
 
@@ -220,16 +224,27 @@ class _Watch:
 
     def _await_struck(self) -> None:
         """A survivor may be heard of before the rank that was struck; its exit is evidence."""
-        deadline = time.monotonic() + _STRUCK_S
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        ranks = range(len(self._traces))
+        while True:
             self.exits += self._launcher.exits(timeout_s=0)
-            gone = {each.rank for each in self.exits}
             awaited = {each.rank for each in self._strikes() if each.action in _FATAL}
             # So is that of a rank that has said what it fails of and is still cleaning up.
-            awaited |= {rank for rank in range(len(self._traces)) if self._failure(rank)}
-            if awaited <= gone:
+            awaited |= {rank for rank in ranks if self._failure(rank)}
+            # And of one that has begun to leave: a peer may have failed of that, and be gone first.
+            exiting = {rank for rank in ranks if self._is_exiting(rank)}
+            missing = (awaited | exiting) - {each.rank for each in self.exits}
+            limit_s = _EXITING_S if missing & exiting else _STRUCK_S
+            if not missing or time.monotonic() > began + limit_s:
                 return
             self.exits += self._launcher.exits(timeout_s=_POLL_S)
+
+    def _is_exiting(self, rank: int) -> bool:
+        try:
+            pid = int(pid_file(Path(self._plan.directory), rank).read_text())
+        except (OSError, ValueError):
+            return False
+        return is_exiting(pid)
 
     def _send_due_signals(self) -> None:
         now = time.monotonic()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from seatrial.chaos.inject import pid_file
+from seatrial.chaos.launch.launcher import RankExit
+from seatrial.chaos.launch.plan import AttemptPlan
 from seatrial.chaos.run import Run, load_run
 from seatrial.chaos.supervisor import PREEMPTED
+from seatrial.chaos.trace import TraceWriter
 
 SuperviseProgram = Callable[..., Run]
 
@@ -178,6 +184,43 @@ def test_a_job_that_fails_by_itself_is_reported_with_rank_and_cause(
     attempt = supervise_program("fail", rank=1, **arguments).attempts[0]
     assert attempt.culprit == 1
     assert attempt.cause == f"rank 1 {cause}"
+
+
+class _HearsLate:
+    """A launcher whose rank 1 has begun to leave, and is heard of a while after rank 0."""
+
+    def launch(self, plan: AttemptPlan) -> None:
+        self._leaving = os.fork()
+        if self._leaving == 0:
+            os._exit(9)
+        os.waitid(os.P_PID, self._leaving, os.WEXITED | os.WNOWAIT)
+        directory = Path(plan.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        pid_file(directory, 1).write_text(str(self._leaving))
+        plan.trace_file(0).parent.mkdir(exist_ok=True)
+        trace = TraceWriter(plan.trace_file(0))
+        trace.record("error", type="RuntimeError", message="the peer is gone")
+        trace.close()
+        self._heard = [[RankExit(0, 1, 1.0)], [], [], [RankExit(1, 9, 2.0)]]
+
+    def exits(self, *, timeout_s: float) -> list[RankExit]:
+        return self._heard.pop(0) if self._heard else []
+
+    def signal(self, rank: int, number: int) -> None: ...
+
+    def processes(self) -> list[int]:
+        return []
+
+    def stop(self) -> list[str]:
+        os.waitpid(self._leaving, 0)
+        return []
+
+
+def test_a_rank_that_was_leaving_before_its_peer_failed_is_the_culprit(
+    supervise_program: SuperviseProgram,
+) -> None:
+    attempt = supervise_program("fail", by=_HearsLate()).attempts[0]
+    assert (attempt.culprit, attempt.cause) == (1, "rank 1 left with exit code 9")
 
 
 def test_the_culprits_last_output_is_kept_in_the_attempt(
