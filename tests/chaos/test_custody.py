@@ -118,7 +118,7 @@ def test_an_interrupt_while_the_job_is_imported_leaves_no_process(
     (tmp_path / "slow_import.py").write_text(
         "import os, time\n"
         f"with open({str(began)!r}, 'w') as file:\n    file.write(str(os.getpid()))\n"
-        "time.sleep(0.5)\n"
+        "time.sleep(60)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
