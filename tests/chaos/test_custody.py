@@ -130,9 +130,14 @@ def test_an_interrupt_while_the_job_is_imported_leaves_no_process(
     thread.start()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        LocalLauncher(method="fork", scratch=[scratch], preload=["slow_import"])
-    thread.join()
+    # A shell starts what runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LocalLauncher(method="fork", scratch=[scratch], preload=["slow_import"])
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
     assert not is_alive(int(began.read_text()))
 
 

@@ -66,7 +66,7 @@ def try_job(session: Session) -> TryJob:
         f"{KILL}; kill rank=0 at=restore attempt=2; kill rank=1 at=step:6 attempt=3",
         "kill rank=0 at=step:5/data nth=1; kill rank=1 at=step:7/data",
         f"tear rank=1 at=step:5/data; {KILL}",
-        f"flip rank=0 at=step:5/data; {KILL}",
+        f"flip rank=1 at=step:5/data; {KILL}",
         f"remove rank=1 at=step:5/data part=objects; {KILL}",
         f"flip rank=1 at=step:5/data part=manifest; {KILL}",
         f"flip rank=1 at=step:5/data; flip rank=1 at=step:5/data part=objects; {KILL}",

@@ -70,7 +70,7 @@ def causes(trial: Trial) -> list[str]:
         f"lose rank=0 at=step:4/storage/publish; {KILL}",
         f"stale rank=1 at=storage/read path=*/manifest.json attempt=2; {KILL}",
         f"kill rank=1 at=step:4/storage/write {SHARD}",
-        f"swap rank=0 at=step:5/data; {KILL}",
+        f"swap rank=1 at=step:5/data; {KILL}",
         f"rollback rank=1 at=step:5/data; {KILL}",
         f"delay rank=1 at=storage/sync seconds=0.05 times=3; {KILL}",
     ],
