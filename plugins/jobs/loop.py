@@ -32,7 +32,7 @@ from seatrial.recovery.store import CheckpointStore, Restored
 from .handoff import hand_off, take_over
 from .hazards import hazards_of
 from .own_checkpoints import OwnCheckpoints, OwnRestored
-from .protocol import Job, SavesItself, StepReport, require_report, require_state
+from .protocol import Job, SavesItself, StepReport, required
 from .registry import load_job
 from .unsaved import Unsaved
 
@@ -66,7 +66,8 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     settings = LoopSettings(**arguments)  # type: ignore[arg-type]
     preemption = _Preemption()
     job = load_job(settings.job, _with_store(settings.params, context.store))
-    state = require_state(job, job.build(context))
+    name = type(job).__name__
+    state = required(TrainingState, job.build(context), by=f"build() of {name}")
     described = describe(job=job, context_facts=_facts(context, settings), state=state)
     fingerprinter = Fingerprinter(rank=context.rank)
     unsaved = Unsaved(job, state, rank=context.rank)
@@ -98,7 +99,7 @@ def run(context: RankContext, arguments: dict[str, object]) -> None:
     while state.progress.step < last:
         number = state.progress.step + 1
         with around("step", step=number):
-            report = require_report(job, job.step(context))
+            report = required(StepReport, job.step(context), by=f"step() of {name}")
         settle_buffers(state.model)
         leaving = _advance(consistency, state, report, preemption)
         _record_step(context, state, fingerprinter, report, unsaved)

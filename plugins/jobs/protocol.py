@@ -11,11 +11,13 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
 from seatrial.chaos.errors import UsageError
 from seatrial.chaos.launch.context import RankContext
 from seatrial.recovery.state import TrainingState
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,25 +93,13 @@ class SavesItself(Protocol):
         """Put the newest checkpoint back, ``state.progress`` included; False if there is none."""
 
 
-def require_state(job: object, given: object) -> TrainingState:
-    """What ``job.build`` returned, if it is a state.
+def required(kind: type[_Kind], given: object, *, by: str) -> _Kind:
+    """What a method of a job returned, if it is what it should be; ``by`` names the method.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not.
     """
-    if not isinstance(given, TrainingState):
-        name, got = type(job).__name__, reprlib.repr(given)
-        raise UsageError(f"build() of {name} returned {got}; return a TrainingState")
-    return given
-
-
-def require_report(job: object, given: object) -> StepReport:
-    """What ``job.step`` returned, if it is a report.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not isinstance(given, StepReport):
-        name, got = type(job).__name__, reprlib.repr(given)
-        raise UsageError(f"step() of {name} returned {got}; return a StepReport")
+    if not isinstance(given, kind):
+        got, wanted = reprlib.repr(given), kind.__name__
+        raise UsageError(f"{by} returned {got}; return a {wanted}")
     return given

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from seatrial.chaos.errors import UsageError
-from seatrial.plugins.jobs import StepReport
-from seatrial.plugins.jobs.protocol import require_report, require_state
+from seatrial.plugins.jobs import StepReport, TrainingState
+from seatrial.plugins.jobs.protocol import required
 from seatrial.plugins.jobs.registry import load_job
 
 
@@ -60,10 +60,10 @@ def test_what_a_job_returns_must_be_a_state_and_a_report() -> None:
     with pytest.raises(
         UsageError, match=r"build\(\) of dict returned None; return a TrainingState"
     ):
-        require_state({}, None)
+        required(TrainingState, None, by="build() of dict")
     with pytest.raises(UsageError, match=r"step\(\) of dict returned 0.5; return a StepReport"):
-        require_report({}, 0.5)
-    assert require_report({}, report()) == report()
+        required(StepReport, 0.5, by="step() of dict")
+    assert required(StepReport, report(), by="step() of dict") == report()
 
 
 @pytest.mark.parametrize(
