@@ -13,7 +13,7 @@ from functools import partial
 
 from torch._C._distributed_c10d import Work
 
-from seatrial.recovery.collectives.group import Call
+from seatrial.recovery.collectives.calls import Call
 from seatrial.recovery.collectives.observer import Observer
 
 from ..fault import Fault

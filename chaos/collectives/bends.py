@@ -16,7 +16,8 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.distributed import ReduceOp
 
-from seatrial.recovery.collectives.group import Call, ObservedGroup
+from seatrial.recovery.collectives.calls import Call
+from seatrial.recovery.collectives.group import ObservedGroup
 
 from ..fault import Fault
 from .payload import damage, damageable

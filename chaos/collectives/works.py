@@ -57,7 +57,8 @@ class FollowedUp(ForwardingWork):
     """A call after which ``then`` is done once, before anyone sees the result."""
 
     def __init__(self, inner: Work, then: Callable[[], None]) -> None:
-        super().__init__(inner)
+        super().__init__()
+        self.inner = inner
         self._then = then
         self._lock = threading.Lock()
         self._followed = False

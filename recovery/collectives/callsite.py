@@ -33,8 +33,8 @@ class CallSite:
 
 NOWHERE = CallSite("", 0, "")
 
-_is_hidden: dict[str, bool] = {}
-_sites: dict[tuple[int, int], CallSite] = {}
+hidden_files: dict[str, bool] = {}
+known_sites: dict[tuple[int, int], CallSite] = {}
 _kept: list[CodeType] = []
 """Code that is a key by its address must not be freed."""
 
@@ -44,17 +44,17 @@ def call_site(depth: int) -> CallSite:
     frame = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        hidden = _is_hidden.get(code.co_filename)
+        hidden = hidden_files.get(code.co_filename)
         if hidden is None:
-            hidden = _is_hidden[code.co_filename] = _hides(code.co_filename)
+            hidden = hidden_files[code.co_filename] = _hides(code.co_filename)
         if not hidden:
             # Hashing a code object takes longer than all the rest.
             key = (id(code), frame.f_lasti)
-            site = _sites.get(key)
+            site = known_sites.get(key)
             if site is None:
                 _kept.append(code)
                 site = CallSite(code.co_filename, frame.f_lineno, code.co_name)
-                site = _sites[key] = _unique.setdefault(str(site), site)
+                site = known_sites[key] = _unique.setdefault(str(site), site)
             return site
         frame = frame.f_back  # type: ignore[assignment]
     return NOWHERE

@@ -134,7 +134,7 @@ class Consistency:
         for group in self._observer.groups:
             key = _key(group)
             stands_for = {site: other for name, site, other in answer["aliases"] if name == key}
-            for signature in group.signatures() if stands_for else ():
+            for signature in list(group.signatures.values()) if stands_for else ():
                 if (other := stands_for.get(str(signature.site))) is not None:
                     signature.stands_for(other)
             streams = {key: group.collectives}
@@ -191,7 +191,7 @@ def _key(group: ObservedGroup) -> str:
 
 def _facts(group: ObservedGroup, stream: Stream) -> dict[str, Any]:
     own = group.ranks[group.rank()]
-    signatures = group.signatures()
+    signatures = list(group.signatures.values())
     rooted = [each for each in signatures if "root " in each.extra]
     return {
         "name": f"{group.label} (ranks {', '.join(map(str, group.ranks))})",

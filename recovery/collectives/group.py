@@ -1,7 +1,7 @@
 """A process group that sees its own calls, in place of the one that torch would have made.
 
-Guarantees: every collective and point-to-point call goes through `ObservedGroup.issue` before it
-reaches the backend, whoever makes it: the program, the reducer of DDP, FSDP, functional
+Guarantees: every collective and point-to-point call is taken down, see `calls`, before it reaches
+the backend, whoever makes it: the program, the reducer of DDP, FSDP, functional
 collectives, pipelines. The group has the backends, names and options that torch gave it; the call
 itself is made by an ordinary group over the same backends, so dispatch and profiling stay torch's.
 
@@ -13,19 +13,16 @@ Does not see: what goes to a backend beside its group, such as ``monitored_barri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from threading import get_ident
-from time import monotonic
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch._C._distributed_c10d import ProcessGroup
 
-from .callsite import CallSite, call_site
+from .calls import override
+from .callsite import CallSite
 from .journal import Signature, Stream
 from .operations import OPERATIONS, Operation, reduction_of, root_of
-from .works import MeteredWork, TimedWork
 
 if TYPE_CHECKING:
     from .observer import Observer
@@ -34,26 +31,12 @@ _REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PR
 Pair = tuple[int, int]
 
 
-@dataclass
-class Call:
-    """A call that waits to be made: by which method of which group, from where."""
-
-    group: ObservedGroup
-    operation: Operation
-    method: str
-    arguments: Sequence[Any]
-    named: dict[str, Any]
-    site: CallSite
-
-    def issue(self) -> Work:
-        """Make it."""
-        return self.group.issue(self.operation, self.method, self.arguments, self.named, self.site)
-
-
 class ObservedGroup(ProcessGroup):
     """See the module. ``ranks`` are the global ones; ``collectives`` and ``pairs`` are journals.
 
-    A pair is (sender, receiver), as global ranks.
+    A pair is (sender, receiver), as ranks of the group. ``unobserved`` is a group of the same ranks
+    and backends, for calls that are nobody's to see. ``signatures`` has every kind of call that
+    this rank has made here.
     """
 
     observer: Observer
@@ -62,9 +45,9 @@ class ObservedGroup(ProcessGroup):
         # The constructor with a store makes no object that C++ would find the overrides of.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._store = store
-        self._native = ProcessGroup(store, rank, size)
-        self._is_timed = False
-        self._signatures: dict[object, Signature] = {}
+        self.unobserved = ProcessGroup(store, rank, size)
+        self.is_timed = False
+        self.signatures: dict[object, Signature] = {}
         self.index = self.observer.next_index("group")
         self.ranks: tuple[int, ...] = ()
         self.collectives = Stream()
@@ -75,17 +58,12 @@ class ObservedGroup(ProcessGroup):
         """Torch has made the group, with its name and all that."""
         self.ranks = tuple(ranks)
         if self.bound_device_id is not None:
-            self._native.bound_device_id = self.bound_device_id
+            self.unobserved.bound_device_id = self.bound_device_id
         devices = {device.type for device in self._device_types}
-        self._is_timed = "cuda" not in devices or self._get_backend_name() == "gloo"
+        self.is_timed = "cuda" not in devices or self._get_backend_name() == "gloo"
         self.observer.log_name(
             "group", self.index, name=self.label, torch=self.group_name, ranks=self.ranks
         )
-
-    @property
-    def unobserved(self) -> ProcessGroup:
-        """The same ranks and backends, for calls that are nobody's to see."""
-        return self._native
 
     @property
     def label(self) -> str:
@@ -93,51 +71,8 @@ class ObservedGroup(ProcessGroup):
         described = self.group_desc
         return self.group_name if described in ("", "undefined") else described
 
-    def signatures(self) -> list[Signature]:
-        """Every kind of call that this rank has made in the group."""
-        return list(self._signatures.values())
-
-    def issue(
-        self,
-        operation: Operation,
-        method: str,
-        arguments: Sequence[Any],
-        named: dict[str, Any],
-        site: CallSite,
-    ) -> Work:
-        """Take the call down and hand it to the backend."""
-        given = (*arguments, *named.values()) if named else arguments
-        # From here to the log all calls of other functions are spared: each costs a tenth of a
-        # microsecond, and two where the processor has slept.
-        tensors = operation.compared(given)
-        terms = operation.terms(given)
-        key: object
-        if len(tensors) == 1:
-            key = operation, site, terms, tensors[0].shape, tensors[0].dtype
-        else:
-            key = operation, site, terms, *((tensor.shape, tensor.dtype) for tensor in tensors)
-        signature = self._signatures.get(key)
-        if signature is None:
-            signature = self._signatures[key] = self._describe(operation, given, site)
-        stream = self.collectives
-        if operation.is_point_to_point:
-            stream = self._between(operation, given)
-        sequence = stream.add(signature, get_ident())
-        observer = self.observer
-        log = observer.log
-        if log is None:
-            work: Work = getattr(self._native, method)(*arguments, **named)
-            return work
-        began = monotonic()
-        number = log.begin(began, self.index, signature.index, sequence)
-        work = getattr(self._native, method)(*arguments, **named)
-        if not self._is_timed:
-            return work
-        if observer.meter is None:
-            return TimedWork(work, log, number, began)
-        return MeteredWork(work, log, number, began, observer.meter)
-
-    def _between(self, operation: Operation, arguments: Sequence[Any]) -> Stream:
+    def between(self, operation: Operation, arguments: Sequence[Any]) -> Stream:
+        """The journal of messages between this rank and the peer of such a call."""
         own = self.rank()
         other = -1 if operation.peer is None else int(arguments[operation.peer])
         self.hears_anyone = self.hears_anyone or other < 0
@@ -146,9 +81,8 @@ class ObservedGroup(ProcessGroup):
         pair = (own, other) if operation.name == "send" else (other, own)
         return self.pairs.setdefault(pair, Stream())
 
-    def _describe(
-        self, operation: Operation, arguments: Sequence[Any], site: CallSite
-    ) -> Signature:
+    def describe(self, operation: Operation, arguments: Sequence[Any], site: CallSite) -> Signature:
+        """What is the same in all calls like this one; the log is told."""
         tensors = operation.compared(arguments)
         shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors)
         extra = []
@@ -181,36 +115,24 @@ class ObservedGroup(ProcessGroup):
 
     def _register_backend(self, device: torch.device, kind: Any, backend: Any = None) -> None:
         super()._register_backend(device, kind, backend)
-        self._native._register_backend(device, kind, backend)
+        self.unobserved._register_backend(device, kind, backend)
 
     def _set_default_backend(self, kind: Any) -> None:
         super()._set_default_backend(kind)
-        self._native._set_default_backend(kind)
+        self.unobserved._set_default_backend(kind)
 
     def _set_group_name(self, name: str) -> None:
         super()._set_group_name(name)  # type: ignore[arg-type]
-        self._native._set_group_name(name)  # type: ignore[arg-type]
+        self.unobserved._set_group_name(name)  # type: ignore[arg-type]
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
-        self._native._set_group_desc(description)
+        self.unobserved._set_group_desc(description)
 
     def get_group_store(self) -> Any:
         return self._store
 
 
-def _observed(operation: Operation, method: str) -> Callable[..., Work]:
-    def call(self: ObservedGroup, *arguments: Any, **named: Any) -> Work:
-        observer = self.observer
-        if observer.attends:
-            made = Call(self, operation, method, arguments, named, call_site(2))
-            return observer.attend(made)
-        return self.issue(operation, method, arguments, named, call_site(2))
-
-    call.__name__ = method
-    return call
-
-
 for _operation in OPERATIONS:
     for _method in _operation.methods:
-        setattr(ObservedGroup, _method, _observed(_operation, _method))
+        setattr(ObservedGroup, _method, override(_operation, _method))

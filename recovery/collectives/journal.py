@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .callsite import CallSite
 
-_KEPT = 16384
+KEPT = 16384
 _FACTOR = 0x9E3779B97F4A7C15
 UINT64 = (1 << 64) - 1
 
@@ -54,12 +54,13 @@ class Signature:
         return self.operation, self.shapes, self.dtypes, self.extra, str(self.site)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Stream:
     """The calls of one rank in one group, or to one peer in it.
 
     ``count`` counts them all; ``recent`` are those since the last agreement, but for ``folded``
-    older ones, which ``base`` stands for. ``thread`` made the newest.
+    older ones, which ``base`` stands for. ``thread`` made the newest. Whoever adds one, see
+    `calls`, makes it fold before there are more than `KEPT`.
     """
 
     count: int = 0
@@ -69,16 +70,11 @@ class Stream:
     thread: int = 0
     taken: int = 0
 
-    def add(self, signature: Signature, thread: int) -> int:
-        """Take a call down; its sequence number, from 1."""
-        if len(self.recent) >= _KEPT:
-            self.base = self.fingerprint()
-            self.folded += len(self.recent)
-            self.recent = []
-        self.recent.append(signature)
-        self.thread = thread
-        self.count += 1
-        return self.count
+    def fold(self) -> None:
+        """Keep the recent calls as a fingerprint alone."""
+        self.base = self.fingerprint()
+        self.folded += len(self.recent)
+        self.recent = []
 
     def fingerprint(self) -> int:
         """Of all calls since the last agreement, below 2^64; ``taken`` recent ones are in it."""

@@ -3,7 +3,7 @@
 Guarantees: a record is written before its call is handed to the backend, so the newest record of a
 killed rank names the call it died in; names of groups and of calls are appended as lines of JSON
 before the first record that uses them. The ring keeps the newest calls, and the file never grows
-but by names. A record is some dozens of bytes and costs about a microsecond.
+but by names. A record is 40 bytes and costs about a microsecond.
 
 Does not: survive a power cut. Reading is torch-free and may happen while the rank runs or after.
 """
@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -26,22 +25,26 @@ _MAGIC = b"calls02\n"
 # Time, sequence number in its group, group, call, how it went, and last, so that a record that a
 # kill cut short is not taken for the newest, the number of the call from 1.
 _RECORD = struct.Struct("<dQIIdQ")
-# The words of a record that are written apart: a few dozen nanoseconds each.
-_OUTCOME, _NUMBER = 3, 4
 
-UNDER_WAY, DONE, WAITED_FOR = range(3)
-_STATES = ("under way", "done", "waited for")
-# How it went, where that is no time in seconds.
-_OUTCOMES = {-1.0: UNDER_WAY, -2.0: WAITED_FOR}
-_IS_UNDER_WAY, IS_WAITED_FOR = _OUTCOMES
+HEADER_WORDS, RECORD_WORDS = _HEADER.size // 8, _RECORD.size // 8
+T, SEQUENCE, WHAT, OUTCOME, NUMBER = range(RECORD_WORDS)
+"""The words of a record, in the order in which they are to be written; ``WHAT`` has the group below
+and the call above its 32 bits."""
+
+DONE = 0.0
+UNDER_WAY, WAITED_FOR = -1.0, -2.0
+"""How a call went, where it is no time in seconds; what is not below `DONE` is one."""
+
+_STATES = {UNDER_WAY: "under way", WAITED_FOR: "waited for", DONE: "done"}
 
 
 class CallLog:
     """Writes to ``path``, which is made anew.
 
-    ``begin(t, group, call, sequence)`` writes one call of the time ``t`` down and returns its
-    number; ``tell(number, outcome)`` writes down after how many seconds it was seen to be done, or
-    `IS_WAITED_FOR`.
+    What writes a record, `calls` and `works`, does so word by word: a call of a function for each
+    would take as long as the rest. ``words`` and ``seconds`` are the file as unsigned integers and
+    as doubles, `HEADER_WORDS` and then `RECORD_WORDS` for each of ``capacity`` records;
+    ``next_number`` gives the numbers of calls, which decide where their records are.
     """
 
     def __init__(self, path: Path, *, capacity: int = 1024) -> None:
@@ -51,9 +54,10 @@ class CallLog:
         self._map = mmap.mmap(self._file, size)
         self._map[: _HEADER.size] = _HEADER.pack(_MAGIC, capacity, size)
         os.lseek(self._file, 0, os.SEEK_END)
-        self._words = memoryview(self._map).cast("Q")
-        self._outcomes = memoryview(self._map).cast("d")
-        self.begin, self.tell = _writers(self._map, self._words, self._outcomes, capacity)
+        self.capacity = capacity
+        self.words = memoryview(self._map).cast("Q")
+        self.seconds = memoryview(self._map).cast("d")
+        self.next_number = itertools.count(1).__next__
 
     def name(self, kind: str, index: int, /, **facts: object) -> None:
         """Say what ``index`` stands for among groups or calls."""
@@ -61,32 +65,10 @@ class CallLog:
         os.write(self._file, line.encode() + b"\n")
 
     def close(self) -> None:
-        self._words.release()
-        self._outcomes.release()
+        self.words.release()
+        self.seconds.release()
         self._map.close()
         os.close(self._file)
-
-
-def _writers(
-    ring: mmap.mmap, words: memoryview[int], outcomes: memoryview[float], capacity: int
-) -> tuple[Callable[[float, int, int, int], int], Callable[[int, float], None]]:
-    """Two functions that know what a method would have to look up: half of what it would take."""
-    pack, next_number = _RECORD.pack_into, itertools.count(1).__next__
-    header, size = _HEADER.size, _RECORD.size
-    header_words, record_words = header // 8, size // 8
-
-    def begin(t: float, group: int, call: int, sequence: int) -> int:
-        number = next_number()
-        slot = header + number % capacity * size
-        pack(ring, slot, t, sequence, group, call, _IS_UNDER_WAY, number)
-        return number
-
-    def tell(number: int, outcome: float) -> None:
-        record = header_words + number % capacity * record_words
-        if words[record + _NUMBER] == number:  # else a newer call has taken its place
-            outcomes[record + _OUTCOME] = outcome
-
-    return begin, tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +76,8 @@ class LoggedCall:
     """One call of a rank. ``number`` counts all its calls, ``sequence`` those in the group, from 1.
 
     ``group`` is the group's description, ``group_name`` what torch calls it, ``ranks`` its global
-    ranks. ``t`` is ``CLOCK_MONOTONIC``
-    seconds; ``seconds`` is None while nobody has waited for it to be done. ``peer`` is the other
+    ranks. ``t`` is ``CLOCK_MONOTONIC`` seconds; ``state`` is one of `UNDER_WAY`, `WAITED_FOR` and
+    `DONE`; ``seconds`` is None while nobody has waited for it to be done. ``peer`` is the other
     rank of a point-to-point call.
     """
 
@@ -108,7 +90,7 @@ class LoggedCall:
     shapes: str
     size_bytes: int
     site: str
-    state: int
+    state: float
     seconds: float | None
     peer: int | None
     group_name: str = ""
@@ -158,7 +140,7 @@ def read_calls(path: Path) -> list[LoggedCall]:
 
 def _logged(record: tuple[Any, ...], names: dict[tuple[str, int], Any]) -> LoggedCall:
     t, sequence, group_index, call_index, outcome, number = record
-    state = _OUTCOMES.get(outcome, DONE)
+    state = outcome if outcome in _STATES else DONE
     group, call = names.get(("group", group_index), {}), names.get(("call", call_index), {})
     return LoggedCall(
         number=number,

@@ -21,7 +21,8 @@ from torch.distributed import distributed_c10d
 
 from ..errors import RecoveryError
 from ..probe import probe
-from .group import Call, ObservedGroup
+from .calls import Call
+from .group import ObservedGroup
 from .log import CallLog
 from .meter import Meter
 

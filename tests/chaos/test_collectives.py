@@ -103,6 +103,18 @@ def test_the_log_has_what_was_called_and_from_where(seeing: Run) -> None:
     assert call.seconds is not None
 
 
+def test_more_calls_than_are_kept(supervise_program: Callable[..., Run]) -> None:
+    run = supervise_program("more_than_are_kept", module=ENTRY)
+    assert run.completed, run.attempts[0].output
+    (kept,) = records(run, "kept")
+    assert kept["kept"] == [4, 1496, 1500]
+    assert kept["left"] == [0, 0, 1500]
+    calls = read_calls(calls_file(run.directory, 1, 0))
+    assert [call.number for call in calls] == list(range(477, 1501))
+    # The first call was waited for too, but its place is another's.
+    assert [call.number for call in calls if not call.waits] == [1500]
+
+
 @pytest.mark.parametrize(
     ("program", "explanations"),
     [

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from seatrial.chaos.collectives.last_calls import behind, read_all
-from seatrial.recovery.collectives.log import IS_WAITED_FOR, CallLog
+from seatrial.recovery.collectives.log import WAITED_FOR
+
+from .written import WrittenLog
 
 GROUPS = {
     "world": (0, 1, 2, 3),
@@ -28,7 +30,7 @@ class Rank:
     """Writes the log of one rank; every group counts for itself, and every pair of ranks."""
 
     def __init__(self, path: Path, *, capacity: int = 64) -> None:
-        self.log = CallLog(path, capacity=capacity)
+        self.log = WrittenLog(path, capacity=capacity)
         self._counts: dict[object, int] = {}
         self._named: set[tuple[str, int]] = set()
 
@@ -46,7 +48,7 @@ class Rank:
         self._counts[stream] = self._counts.get(stream, 0) + 1
         number = self.log.begin(1.0, group_index, index, self._counts[stream])
         if state == "waited":
-            self.log.tell(number, IS_WAITED_FOR)
+            self.log.tell(number, WAITED_FOR)
         elif state == "done":
             self.log.tell(number, 0.1)
 

@@ -11,11 +11,12 @@ import pytest
 from seatrial.recovery.collectives import log as log_module
 from seatrial.recovery.collectives.log import (
     DONE,
-    IS_WAITED_FOR,
     UNDER_WAY,
-    CallLog,
+    WAITED_FOR,
     read_calls,
 )
+
+from .written import WrittenLog
 
 
 @pytest.fixture
@@ -23,8 +24,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rank0.calls"
 
 
-def named(path: Path, capacity: int = 8) -> CallLog:
-    log = CallLog(path, capacity=capacity)
+def named(path: Path, capacity: int = 8) -> WrittenLog:
+    log = WrittenLog(path, capacity=capacity)
     log.name("group", 0, name="dp", ranks=[0, 3])
     log.name("call", 5, operation="all_reduce", shapes="4", size_bytes=16, site="a.py:1 in f")
     return log
@@ -56,14 +57,15 @@ def test_the_newest_calls_are_kept_in_order(path: Path) -> None:
     log.close()
 
 
-def test_the_outcome_of_a_call_that_is_kept_no_more_is_not_taken_for_another_s(path: Path) -> None:
+def test_a_call_that_is_waited_for_says_so(path: Path) -> None:
     log = named(path)
-    old, *_, newest = [log.begin(float(n), 0, 5, n) for n in range(1, 10)]
-    for outcome in (IS_WAITED_FOR, 1.0):
-        log.tell(old, outcome)
-        assert {call.state for call in read_calls(path)} == {UNDER_WAY}
-    log.tell(newest, IS_WAITED_FOR)
-    assert [call.sequence for call in read_calls(path) if call.is_waited_for] == [9]
+    first, second = (log.begin(float(n), 0, 5, n) for n in (1, 2))
+    log.tell(second, WAITED_FOR)
+    assert [call.sequence for call in read_calls(path) if call.is_waited_for] == [2]
+    log.tell(second, 0.0)
+    log.tell(first, WAITED_FOR)
+    assert [call.sequence for call in read_calls(path) if call.is_waited_for] == [1]
+    assert [call.sequence for call in read_calls(path) if not call.waits] == [2]
     log.close()
 
 

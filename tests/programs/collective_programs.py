@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seatrial.chaos.launch.context import RankContext
-from seatrial.recovery.collectives import Consistency
+from seatrial.recovery.collectives import Consistency, calls
 from seatrial.recovery.collectives.observer import Observer
 from seatrial.recovery.errors import CollectiveMismatchError
 from seatrial.recovery.probe import around
@@ -256,6 +256,19 @@ def remade_groups(context: RankContext, arguments: Arguments) -> None:
         del group
     gc.collect()
     context.trace.record("known", names=[group.label for group in context.observer.groups])
+
+
+def more_than_are_kept(context: RankContext, arguments: Arguments) -> None:
+    """1500 calls under way at once, of which the first and the last are waited for."""
+    calls.KEPT = 4  # type: ignore[attr-defined]
+    works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(1500)]
+    works[-1].wait()
+    works[0].wait()
+    (group,) = context.observer.groups
+    kept = len(group.collectives.recent), group.collectives.folded, group.collectives.count
+    Consistency(context.observer).check(1)
+    left = len(group.collectives.recent), group.collectives.folded, group.collectives.count
+    context.trace.record("kept", kept=kept, left=left)
 
 
 def one_number(context: RankContext) -> Any:
