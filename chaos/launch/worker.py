@@ -44,7 +44,8 @@ from ..timing.stopwatch import Stopwatch
 from ..trace import TraceWriter
 from .context import RankContext
 from .plan import AttemptPlan
-from .processes import die_with_parent
+from .processes import die_with_parent, yield_locks
+from .rendezvous import EagerFileStore
 
 Entry = Callable[[RankContext, dict[str, object]], None]
 
@@ -126,6 +127,8 @@ def _work(plan: AttemptPlan, rank: int, trace: TraceWriter, observer: Observer) 
     local_rank = rank % world.ranks_per_node
     device, backend = _choose_device(world.device, rank, world.ranks)
     seed_everything(plan.seed, rank)
+    if backend == "gloo":
+        yield_locks()
     _initialise_process_group(plan, rank, backend)
     probe("start", "after")
     trace.record("device", device=str(device), backend=backend)
@@ -153,7 +156,8 @@ def _work(plan: AttemptPlan, rank: int, trace: TraceWriter, observer: Observer) 
 
 
 _KEPT: list[object] = []
-"""As long as the process: the end of a gloo group waits for its threads, 20 ms of every trial."""
+"""As long as the process: the store, and the group, as the end of a gloo group waits for its
+threads, 20 ms of every trial."""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -197,8 +201,9 @@ def _initialise_process_group(plan: AttemptPlan, rank: int, backend: str) -> Non
         store = dist.FileStore(  # type: ignore[attr-defined]
             str(Path(plan.directory) / "rendezvous"), plan.world.ranks
         )
-        store.set_timeout(timeout)
-        where["store"] = store
+        where["store"] = EagerFileStore(store) if backend == "gloo" else store
+        where["store"].set_timeout(timeout)
+        _KEPT.append(where["store"])
     dist.init_process_group(
         backend, rank=rank, world_size=plan.world.ranks, timeout=timeout, **where
     )

@@ -84,6 +84,14 @@ def test_variables_of_another_torchrun_do_not_reach_ours_and_are_left_to_the_job
     assert os.environ["PET_NODE_RANK"] == "7"
 
 
+def test_no_thread_of_gloo_takes_the_processor_of_another(
+    supervise_program: SuperviseProgram, any_launcher: LocalLauncher
+) -> None:
+    run = supervise_program("describe_environment", by=any_launcher)
+    for rank in (0, 1):
+        assert recorded(run, rank, "environment")["policies"] == [os.SCHED_BATCH]
+
+
 def test_each_rank_draws_its_own_random_numbers(supervise_program: SuperviseProgram) -> None:
     run = supervise_program("describe_environment")
     drawn = [recorded(run, rank, "environment")["drawn"] for rank in (0, 1)]

@@ -66,8 +66,10 @@ def describe_environment(context: RankContext, arguments: Arguments) -> None:
     )
     told = {"rank": context.rank, "world": context.world_size, "local": context.local_rank}
     told |= {"node": context.node, "attempt": context.attempt, "seed": context.seed}
+    threads = [int(each) for each in os.listdir("/proc/self/task")]
     context.trace.record(
         "environment",
+        policies=sorted({os.sched_getscheduler(each) for each in threads}),
         variables={name: os.environ.get(name) for name in names},
         has_master=bool(os.environ.get("MASTER_ADDR")) and os.environ["MASTER_PORT"].isdigit(),
         master=os.environ.get("MASTER_ADDR"),
