@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from .errors import StateError
 
 _ALWAYS_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+_DATA_PARALLEL = (DistributedDataParallel, DataParallel)
 
 
 def module_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -66,12 +67,11 @@ def _logical_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]
             # optimizer and the checkpoint know the shards. Resharding twice costs nothing.
             module.reshard()
         found.append((prefix, module))
-        children = [(n, c) for n, c in module._modules.items() if c is not None]
         # Reversed, because the stack gives the last child out first.
-        stack += [(_child_prefix(prefix, module, n), c) for n, c in reversed(children)]
+        for name, child in reversed(module._modules.items()):
+            if child is not None:
+                wraps = name in _ALWAYS_WRAPPERS or (
+                    name == "module" and isinstance(module, _DATA_PARALLEL)
+                )
+                stack.append((prefix if wraps else f"{prefix}{name}.", child))
     return found
-
-
-def _child_prefix(prefix: str, module: torch.nn.Module, name: str) -> str:
-    wraps = isinstance(module, DistributedDataParallel | DataParallel) and name == "module"
-    return prefix if wraps or name in _ALWAYS_WRAPPERS else f"{prefix}{name}."

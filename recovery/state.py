@@ -151,11 +151,9 @@ class TrainingState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Live tensors: ``model/<fqn>``, ``optimizer/<fqn>/<key>``, ``<extra>/<fqn>``."""
-        found: dict[str, torch.Tensor] = {}
-        for component, module in self._modules.items():
-            for name, tensor in module_tensors(module).items():
-                found[f"{component}/{name}"] = tensor
-        names = self.parameter_names()
+        named = {component: module_tensors(module) for component, module in self._modules.items()}
+        found = {f"{component}/{n}": t for component in named for n, t in named[component].items()}
+        names = {tensor: name for name, tensor in named["model"].items()}
         for optimizer in self.optimizers:
             found |= optimizer.tensors(names)
         return found

@@ -54,15 +54,18 @@ class Unsaved:
 
     def __call__(self) -> dict[str, str]:
         """Attribute -> fingerprint. What cannot be read as plain data is left out."""
-        held = {id(tensor) for tensor in self._state.tensors().values()}
-        known = {id(one.optimizer) for one in self._state.optimizers}
-        known |= {id(component) for component in self._state.stateful().values()}
+        state = self._state
+        known = {id(one.optimizer) for one in state.optimizers}
+        known |= {id(each) for each in (*state.stateful().values(), *state.modules().values())}
+        carriers = _carriers(self._job, self._ignored)
+        unknown = [(name, value) for name, value in carriers if id(value) not in known]
+        if not unknown:
+            return {}
+        held = {id(tensor) for tensor in state.tensors().values()}
         tensors: dict[str, torch.Tensor] = {}
         owners: dict[str, str] = {}
         objects: dict[str, object] = {}
-        for name, value in _carriers(self._job, self._ignored):
-            if id(value) in known:
-                continue
+        for name, value in unknown:
             found, plain = _contents(value)
             own = {f"{name}/{key}": t for key, t in found.items() if id(t) not in held}
             tensors |= own
