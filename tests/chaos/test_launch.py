@@ -89,7 +89,9 @@ def test_no_thread_of_gloo_takes_the_processor_of_another(
 ) -> None:
     run = supervise_program("describe_environment", by=any_launcher)
     for rank in (0, 1):
-        assert recorded(run, rank, "environment")["policies"] == [os.SCHED_BATCH]
+        policies = recorded(run, rank, "environment")["policies"]
+        assert len(policies) >= 3
+        assert set(policies) == {os.SCHED_BATCH}
 
 
 def test_each_rank_draws_its_own_random_numbers(supervise_program: SuperviseProgram) -> None:

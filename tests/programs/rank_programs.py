@@ -66,10 +66,11 @@ def describe_environment(context: RankContext, arguments: Arguments) -> None:
     )
     told = {"rank": context.rank, "world": context.world_size, "local": context.local_rank}
     told |= {"node": context.node, "attempt": context.attempt, "seed": context.seed}
-    threads = [int(each) for each in os.listdir("/proc/self/task")]
+    threads = list(Path("/proc/self/task").iterdir())
+    of_gloo = [int(each.name) for each in threads if "gloo" in (each / "comm").read_text()]
     context.trace.record(
         "environment",
-        policies=sorted({os.sched_getscheduler(each) for each in threads}),
+        policies=[os.sched_getscheduler(each) for each in (0, *of_gloo)],
         variables={name: os.environ.get(name) for name in names},
         has_master=bool(os.environ.get("MASTER_ADDR")) and os.environ["MASTER_PORT"].isdigit(),
         master=os.environ.get("MASTER_ADDR"),
