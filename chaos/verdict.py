@@ -18,6 +18,7 @@ from .own_checkpoints import taken_on_trust
 from .run import Run
 from .schedule import Schedule
 from .trajectory import Trajectory, read_trajectory
+from .uncompared import uncompared
 from .unseen import notes_of
 
 __all__ = ["Judgement", "Verdict", "judge"]
@@ -81,6 +82,7 @@ def judge(
                     *notes,
                     *notes_of(run, schedule),
                     *taken_on_trust(case),
+                    *uncompared(run),
                     *([run.note] if run.note else []),
                 ]
             )

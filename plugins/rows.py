@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from seatrial.chaos.session import Trial
+from seatrial.chaos.uncompared import uncompared
 from seatrial.chaos.unseen import notes_of
 
 from .preflight import PlannedTrial
@@ -64,7 +65,7 @@ def row_of(planned: PlannedTrial, trial: Trial, *, passed: bool) -> Row:
 
 def _notes(trial: Trial) -> list[str]:
     own = [trial.run.note] if trial.run.note else []
-    return [*own, *notes_of(trial.run, trial.schedule)]
+    return [*own, *notes_of(trial.run, trial.schedule), *uncompared(trial.run)]
 
 
 def as_properties(row: Row) -> list[Property]:

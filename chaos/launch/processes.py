@@ -107,16 +107,3 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
         return ""
-
-
-def yield_locks() -> None:
-    """Have this thread, and all that it starts, never preempt another one just by waking up.
-
-    Gloo sends with the lock of the connection held. The answer wakes its event loop, which may take
-    the sender's processor, and then asks for the lock over and over until the sender's next turn:
-    4 ms, in every third small all-reduce where there are as many ranks as processors. With
-    ``SCHED_BATCH`` (sched(7)) the sender goes on until it waits.
-    """
-    with contextlib.suppress(OSError):  # a container may forbid it
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from seatrial.chaos.launch.context import RankContext
 from seatrial.chaos.supervisor import PREEMPTED
 from seatrial.chaos.trajectory import UNSAVED
+from seatrial.chaos.uncompared import UNCOMPARED
 from seatrial.recovery.buffers import settle_buffers
 from seatrial.recovery.collectives.consistency import Consistency
 from seatrial.recovery.fingerprint import Fingerprinter
@@ -209,3 +210,5 @@ def _record_step(
         },
         fingerprint=fingerprinter(state).to_json(),
     )
+    if unread := unsaved.unread():
+        context.trace.record(UNCOMPARED, objects=unread)

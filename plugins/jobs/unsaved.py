@@ -51,9 +51,17 @@ class Unsaved:
         ignored = getattr(job, "unsaved", ())
         self._ignored = frozenset((ignored,) if isinstance(ignored, str) else ignored)
         self._fingerprinter = Fingerprinter(rank=rank)
+        self._unread: dict[str, str] = {}
+        self._told: set[str] = set()
+
+    def unread(self) -> dict[str, str]:
+        """What was left out of the fingerprints so far, and why; each is told once."""
+        news = {name: why for name, why in self._unread.items() if name not in self._told}
+        self._told |= news.keys()
+        return news
 
     def __call__(self) -> dict[str, str]:
-        """Attribute -> fingerprint. What cannot be read as plain data is left out."""
+        """Attribute -> fingerprint. What cannot be read is left out; see `unread`."""
         state = self._state
         known = {id(one.optimizer) for one in state.optimizers}
         known |= {id(each) for each in (*state.stateful().values(), *state.modules().values())}
@@ -68,11 +76,34 @@ class Unsaved:
         for name, value in unknown:
             found, plain = _contents(value)
             own = {f"{name}/{key}": t for key, t in found.items() if id(t) not in held}
-            tensors |= own
+            unread = {key: why for key, tensor in own.items() if (why := _unreadable(tensor))}
+            self._unread |= unread
+            tensors |= {key: tensor for key, tensor in own.items() if key not in unread}
             owners |= dict.fromkeys(own, name)
             if plain is not None:
                 objects[name] = plain
-        return _by_attribute(self._fingerprinter, tensors, owners, objects)
+        return self._by_attribute(tensors, owners, objects)
+
+    def _by_attribute(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        owners: Mapping[str, str],
+        objects: Mapping[str, object],
+    ) -> dict[str, str]:
+        parts: dict[str, list[object]] = {}
+        for name, part in self._fingerprinter.tensors(tensors).items():
+            parts.setdefault(owners[name], []).append((name, list(part)))
+        for name, value in objects.items():
+            try:
+                plain = dumps(value).decode()
+            except StateError as error:
+                self._unread[name] = str(error)
+            else:
+                parts.setdefault(name, []).append(plain)
+        return {
+            name: hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest()
+            for name, each in parts.items()
+        }
 
 
 def _carriers(job: object, ignored: Collection[str]) -> Iterator[tuple[str, object]]:
@@ -132,31 +163,14 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _is_readable(tensor: torch.Tensor) -> bool:
-    """Whether it has bits to compare: not sparse, quantized, on ``meta`` or without a shape yet."""
-    if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
-        return False
+def _unreadable(tensor: torch.Tensor) -> str:
+    """Why a tensor has no bits to compare; empty if it has."""
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        return "it has no shape yet"
+    if tensor.is_meta:
+        return "it is on the device meta"
     if isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements):
-        return False
-    return tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def _by_attribute(
-    fingerprinter: Fingerprinter,
-    tensors: Mapping[str, torch.Tensor],
-    owners: Mapping[str, str],
-    objects: Mapping[str, object],
-) -> dict[str, str]:
-    parts: dict[str, list[object]] = {}
-    readable = {name: tensor for name, tensor in tensors.items() if _is_readable(tensor)}
-    for name, part in fingerprinter.tensors(readable).items():
-        parts.setdefault(owners[name], []).append((name, list(part)))
-    for name, value in objects.items():
-        try:
-            parts.setdefault(name, []).append(dumps(value).decode())
-        except StateError:
-            continue
-    return {
-        name: hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest()
-        for name, each in parts.items()
-    }
+        return "it is a DTensor with a pending reduction"
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return f"it is a {tensor.layout} tensor of {tensor.dtype}"
+    return ""

@@ -119,6 +119,16 @@ def test_a_broken_job_diverges_in_the_first_step_after_the_restore_by_what_it_br
     assert says in trial.reason
 
 
+def test_what_was_compared_with_nothing_is_said(try_job: TryJob) -> None:
+    trial = try_job(KILL, "forgets a sparse table")
+    assert trial.verdict is Verdict.RECOVERED
+    (note,) = trial.judgement.notes
+    assert note == (
+        "table/rows, outside the TrainingState, was not compared with the reference: it is a "
+        "torch.sparse_coo tensor of torch.float32"
+    )
+
+
 @pytest.mark.parametrize("bug", ["forgets the scheduler", "forgets the sampler"])
 def test_a_broken_job_that_is_not_interrupted_shows_nothing(try_job: TryJob, bug: str) -> None:
     assert try_job("clean", bug).verdict is Verdict.RECOVERED

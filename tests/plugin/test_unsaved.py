@@ -121,4 +121,26 @@ def test_attributes_that_lead_to_themselves_and_tensors_that_cannot_be_read_are_
     sparse.register_buffer("table", torch.eye(2).to_sparse())
     with torch.device("meta"):
         planned = nn.Linear(2, 2)
-    assert found(parts, loop=loop, sparse=sparse, planned=planned, lazy=nn.LazyLinear(2)) == {}
+    job = SimpleNamespace(loop=loop, sparse=sparse, planned=planned, lazy=nn.LazyLinear(2))
+    unsaved = Unsaved(job, parts.state(), rank=0)
+    assert unsaved() == {}
+    assert unsaved.unread() == {
+        "sparse/table": "it is a torch.sparse_coo tensor of torch.float32",
+        "planned/weight": "it is on the device meta",
+        "planned/bias": "it is on the device meta",
+        "lazy/weight": "it has no shape yet",
+        "lazy/bias": "it has no shape yet",
+    }
+    job.lazy(torch.ones(1, 3))
+    assert set(unsaved()) == {"lazy"}
+    assert unsaved.unread() == {}  # each is told once
+
+
+def test_an_object_that_is_no_plain_data_is_named(parts: Parts) -> None:
+    scheduler = lr_scheduler.LambdaLR(parts.optimizer, lambda step: 1.0)
+    scheduler.seen = object()
+    unsaved = Unsaved(SimpleNamespace(schedule=scheduler), parts.state(), rank=0)
+    assert unsaved() == {}
+    ((name, why),) = unsaved.unread().items()
+    assert name == "schedule"
+    assert "object" in why

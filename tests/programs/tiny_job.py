@@ -61,6 +61,9 @@ class TinyJob:
         )
         if self.bug == "forgets an average":
             self.kept = {"average": AveragedModel(self.model)}
+        if self.bug == "forgets a sparse table":
+            self.table = torch.nn.Module()
+            self.table.register_buffer("rows", torch.eye(2).to_sparse())
         if self.bug == "forgets the scaler":
             self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
         self.sampler = ShuffleSampler(num_samples=12, seed=context.seed, batch_size=4)
