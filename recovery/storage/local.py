@@ -32,6 +32,7 @@ from .damage import named
 from .local_attempt import LocalAttempt
 from .local_files import LocalFiles
 from .names import (
+    ASIDE_PREFIX,
     ATTEMPT_PREFIX,
     MANIFEST,
     NOTE_BYTES_MAX,
@@ -50,8 +51,10 @@ from .retry import LOCAL, RetryPolicy, retried
 __all__ = ["LocalStorage"]
 
 # Of a token that `secrets` made: names that others give are not ours to delete.
+_ASIDE = re.compile(rf"{re.escape(ASIDE_PREFIX)}(step-[0-9]+)-[0-9a-f]+")
 _SCRATCH = re.compile(
     rf"{re.escape(TRASH_PREFIX)}[0-9a-f]+|{re.escape(PROBE_PREFIX)}[0-9a-f]+{re.escape(TEMPORARY_SUFFIX)}"
+    rf"|{_ASIDE.pattern}"
 )
 _TEMPORARY = re.compile(
     rf"\.(?:{re.escape(MANIFEST)}|{re.escape(VERIFIED)})\.[0-9a-f]+{re.escape(TEMPORARY_SUFFIX)}"
@@ -229,22 +232,34 @@ class LocalStorage:
         """Rename ``path`` out of every name that is ever read; None if it is not to be deleted.
 
         A step that is not to go although it is ``published`` is one that was published since it was
-        listed as a leftover: that checkpoint is whole, and may have been acknowledged.
+        listed as a leftover: that checkpoint is whole, and may have been acknowledged. It is put
+        back, by the next collection if this one is killed before it can.
         """
         if path.name.startswith(TRASH_PREFIX) or path.is_symlink() or not path.is_dir():
             return path
+        if match := _ASIDE.fullmatch(path.name):
+            return self._unless_published(path, self.root / match[1])
         if not published and os.path.lexists(path / MANIFEST):
             return None
-        trash = self.root / f"{TRASH_PREFIX}{secrets.token_hex(8)}"
+        is_step = not published and step_of(path.name) is not None
+        prefix = f"{ASIDE_PREFIX}{path.name}-" if is_step else TRASH_PREFIX
+        trash = self.root / f"{prefix}{secrets.token_hex(8)}"
         try:
             _rename(path, trash)
         except FileNotFoundError:
             return None
-        if not published and os.path.lexists(trash / MANIFEST):
-            with suppress(OSError):
-                trash.rename(path)
-            return None
-        return trash
+        return self._unless_published(trash, path) if is_step else trash
+
+    def _unless_published(self, aside: Path, step: Path) -> Path | None:
+        """``aside``, unless it was published while it was on its way here from ``step``."""
+        if not os.path.lexists(aside / MANIFEST):
+            return aside
+        if os.path.lexists(step / MANIFEST):
+            return aside  # saved once more since
+        with suppress(OSError):  # another attempt is saving it: that one decides
+            _rename(aside, step)
+            fsync_directory(self._place)
+        return None
 
     def quarantine(self, step: int, reason: str) -> str:
         quarantine = self.root / QUARANTINE

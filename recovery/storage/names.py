@@ -7,6 +7,7 @@
     step-00000010/verified.json                           a restore, or `verify`, found it whole
     quarantine/step-00000010-<n>/, .../step-…-<n>.json     damaged, and why; never resumed from
     .trash-<id>/                                          about to be deleted (files only)
+    .aside-step-00000010-<id>/                            the same, if no manifest came meanwhile
 
 Does not: touch storage. Torch-free; called by the storages.
 """
@@ -24,6 +25,7 @@ VERIFIED = "verified.json"
 BEGUN = "begun.json"
 QUARANTINE = "quarantine"
 TRASH_PREFIX = ".trash-"
+ASIDE_PREFIX = ".aside-"
 PROBE_PREFIX = ".probe."
 ATTEMPT_PREFIX = "attempt-"
 NOTE_BYTES_MAX = 4096
