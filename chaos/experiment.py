@@ -17,6 +17,7 @@ class Experiment:
 
     ``data_faults`` is a schedule that every run meets, the reference too: its data is like that.
     ``timeout_s`` is how long no rank may do anything; None derives it from the reference.
+    ``run_limit_s`` is how long a run may take with all its attempts.
     ``powerloss`` is the kind of disk that the stores are on, one of
     `seatrial.chaos.powerloss.KINDS`; empty for one that keeps its power.
     """
@@ -28,6 +29,7 @@ class Experiment:
     checkpoint_interval: int
     max_restarts: int = 3
     timeout_s: float | None = None
+    run_limit_s: float = 3600.0
     launcher: str = "fork"
     object_store: bool = False
     powerloss: str = ""
@@ -50,5 +52,7 @@ class Experiment:
     @property
     def key(self) -> str:
         """Equal for experiments that have the same reference."""
-        facts = {**asdict(self), "max_restarts": None, "timeout_s": None, "powerloss": None}
+        facts = asdict(self)
+        for name in ("max_restarts", "timeout_s", "run_limit_s", "powerloss"):
+            del facts[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

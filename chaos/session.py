@@ -197,7 +197,12 @@ class Session:
         """The reference of ``experiment``; see `seatrial.chaos.reference.obtain_reference`."""
 
         def run_clean(directory: Path, store: Path, silence_s: float) -> Run:
-            limits = Limits(max_restarts=0, silence_s=silence_s, stopped_silence_s=silence_s)
+            limits = Limits(
+                max_restarts=0,
+                silence_s=silence_s,
+                stopped_silence_s=silence_s,
+                total_s=experiment.run_limit_s,
+            )
             data = Schedule.parse(experiment.data_faults)
             if self._own_stores is None:
                 return self._run(experiment, data, directory, str(store), limits, progress)
@@ -285,6 +290,7 @@ class Session:
             max_restarts=experiment.max_restarts,
             silence_s=experiment.timeout_s or reference.silence_s,
             stopped_silence_s=experiment.timeout_s or reference.stopped_silence_s,
+            total_s=experiment.run_limit_s,
             still_s=reference.still_s if asks_whether_still else None,
         )
 

@@ -292,7 +292,7 @@ class _Watch:
         if self._is_too_late:
             return (
                 f"its ranks were at work, but the run was not over after "
-                f"{self._limits.total_s:g} s, the most that a run may take"
+                f"{self._limits.total_s:g} s, the most that a run may take (--chaos-run-limit)"
             )
         if ending == "hung":
             return str(self.silence)

@@ -82,6 +82,8 @@ OPTIONS = (
             repeatable=True),
     Option("timeout", "S", "seconds without any event after which an attempt counts as hung "
             "(default: from the reference's own pace)", _seconds, "a number of seconds above 0"),
+    Option("run_limit", "S", "seconds that a run may take with all its attempts (3600)", _seconds,
+            "a number of seconds above 0"),
     Option("launcher", "L", "fork, spawn, torchrun, or hosts: torchrun on each node, with a "
             "network between them (fork)"),
     Option("max_restarts", "N", "restarts of the world in one run (3)", _natural,

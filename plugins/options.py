@@ -57,6 +57,7 @@ class ChaosOptions:
     seed: int = 0
     fault: tuple[str, ...] = ()
     timeout: float | None = None
+    run_limit: float = 3600.0
     launcher: str = "fork"
     max_restarts: int = 3
     artifacts: str = ""
@@ -282,6 +283,7 @@ def experiment(options: ChaosOptions) -> Experiment:
         checkpoint_interval=options.checkpoint_interval,
         max_restarts=options.max_restarts,
         timeout_s=options.timeout,
+        run_limit_s=options.run_limit,
         launcher=options.launcher,
         object_store=is_url(options.store),
         powerloss=options.powerloss,

@@ -232,6 +232,13 @@ def test_the_culprits_last_output_is_kept_in_the_attempt(
     assert "rank 0 was here" not in attempt.output
 
 
+def test_what_a_rank_printed_before_it_was_killed_is_there(
+    supervise_program: SuperviseProgram,
+) -> None:
+    attempt = supervise_program("fail", rank=1, how="kill").attempts[0]
+    assert (attempt.culprit, attempt.output) == (1, "rank 1 was here")
+
+
 def test_every_rank_of_every_attempt_has_an_output_file_of_its_own(
     supervise_program: SuperviseProgram,
 ) -> None:

@@ -94,6 +94,13 @@ def test_a_stopped_rank_hangs_the_attempt_and_the_restart_recovers(try_job: TryJ
     assert ", and no process ran for " in trial.run.attempts[0].cause
 
 
+def test_a_run_that_takes_longer_than_it_may_is_ended(try_job: TryJob, session: Session) -> None:
+    session.reference(experiment())  # may take longer, and is the same whatever a trial may
+    trial = try_job("delay rank=0 at=step:5/data seconds=60", run_limit_s=2.0)
+    assert trial.verdict is Verdict.HUNG
+    assert "not over after 2 s, the most that a run may take (--chaos-run-limit)" in trial.reason
+
+
 def test_steps_between_the_checkpoint_and_the_strike_are_lost(try_job: TryJob) -> None:
     trial = try_job("kill rank=1 at=step:6/backward")
     assert (trial.verdict, trial.steps_lost) == (Verdict.RECOVERED, 1)

@@ -68,6 +68,7 @@ def assert_refused(result: pytest.RunResult, *words: str) -> None:
         (["--chaos-seed=-1"], ["--chaos-seed", "'-1'"]),
         (["--chaos-timeout=0"], ["--chaos-timeout", "above 0"]),
         (["--chaos-timeout=nan"], ["--chaos-timeout", "above 0"]),
+        (["--chaos-run-limit=-1"], ["--chaos-run-limit", "above 0"]),
         (["--chaos-max-restarts=-1"], ["--chaos-max-restarts"]),
         (["--chaos-max-restarts=1"], ["restarts a run up to 3 times", "--chaos-max-restarts"]),
         (

@@ -127,6 +127,7 @@ def hang(context: RankContext, arguments: Arguments) -> None:
 
 def fail(context: RankContext, arguments: Arguments) -> None:
     print(f"rank {context.rank} was here")
+    dist.barrier()  # all were, before the peers of one that failed are ended
     if context.rank == arguments["rank"]:
         how = arguments["how"]
         if pause_s := arguments.get("leaving_s"):
@@ -134,6 +135,8 @@ def fail(context: RankContext, arguments: Arguments) -> None:
             multiprocessing.util.Finalize(None, leave_late, (pause_s,), exitpriority=0)
         if how == "raise":
             raise ValueError("no such word: 'quux'")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         if how == "signal":
             os.kill(os.getpid(), signal.SIGUSR1)
         if how == "sys.exit":
