@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
+from signal import Signals
 
 from seatrial.recovery.errors import NoValidCheckpointError
 
@@ -22,9 +23,8 @@ from .equality import states_are_equal
 from .events import STORAGE
 from .ledger import Strike
 from .own_checkpoints import corruption_accepted, refused
-from .run import Attempt, all_left
+from .run import PREEMPTED, Attempt, Run, all_left
 from .samples import sample_faults
-from .supervisor import PREEMPTED
 from .trace import Record
 
 
@@ -128,7 +128,7 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 f"{attempt.cause}{_said(attempt)}",
             )
         for rank in range(case.run.ranks_of(attempt.number)) if struck else ():
-            if said := _failed_before(min(struck), case.run.trace(attempt.number, rank)):
+            if said := _failed_before(min(struck), case.run, attempt, rank):
                 yield Finding(
                     verdict=verdict,
                     reason=f"attempt {attempt.number} was failing before a fault struck in it: "
@@ -136,14 +136,19 @@ def is_explained(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _failed_before(t: float, trace: list[Record]) -> str:
-    """How a rank failed by itself before ``t``, by an exception or as it chose; empty if not."""
+def _failed_before(t: float, run: Run, attempt: Attempt, rank: int) -> str:
+    """How a rank failed by itself before ``t``: an exception, as it chose, or killed by whom or
+    what no fault is; empty if it did not."""
+    trace = run.trace(attempt.number, rank)
     for record in (each for each in trace if float(str(each["t"])) < t):
         if record["kind"] == "error":
             return f"raised {record['type']}: {record['message']}"
         if record["kind"] == "ended" and record["status"]:
             return f"left with exit code {record['status']}"
-    return ""
+    status = attempt.exits.get(rank, 0)
+    if status in (0, PREEMPTED) or attempt.heard.get(rank, t) >= t:
+        return ""
+    return f"was killed by {Signals(-status).name}" if status < 0 else f"left with code {status}"
 
 
 def _explains(case: Case, strike: Strike, attempt: Attempt) -> bool:

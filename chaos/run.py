@@ -47,7 +47,8 @@ class StoreState:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank.
+    """One launch of the world. Times are ``CLOCK_MONOTONIC`` seconds; ``exits`` are by rank, and
+    ``heard`` says when it was known of each, which is some milliseconds later at least.
 
     ``ranks`` is None where they are as many as the run's.
     A rank that the launcher ended has no exit. ``calls`` says of each rank of an attempt that did
@@ -68,6 +69,7 @@ class Attempt:
     ranks: int | None = None
     calls: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
+    heard: dict[int, float] = field(default_factory=dict)
 
 
 def all_left(exits: Mapping[int, int], ranks: int) -> bool:
@@ -148,9 +150,8 @@ def load_run(directory: Path) -> Run:
 
 
 def _load_attempt(values: dict[str, object]) -> Attempt:
-    store, exits = values.pop("store"), values.pop("exits")
+    store = values.pop("store")
     assert isinstance(store, dict)
-    assert isinstance(exits, dict)
     state = StoreState(
         valid=tuple(store["valid"]),
         damaged={int(step): why for step, why in store["damaged"].items()},
@@ -159,7 +160,10 @@ def _load_attempt(values: dict[str, object]) -> Attempt:
         lost=None if store.get("lost") is None else tuple(store["lost"]),
         own=store.get("own", False),
     )
-    by_rank = {int(rank): status for rank, status in exits.items()}
+    for name in ("exits", "heard"):
+        by_rank = values[name]
+        assert isinstance(by_rank, dict)
+        values[name] = {int(rank): value for rank, value in by_rank.items()}
     for name in ("strays", "litter", "calls", "stacks"):
         values[name] = tuple(values[name])  # type: ignore[arg-type]
-    return Attempt(**values, exits=by_rank, store=state)  # type: ignore[arg-type]
+    return Attempt(**values, store=state)  # type: ignore[arg-type]

@@ -127,6 +127,7 @@ def _attempt(
         launched_t=launched,
         ended_t=ended,
         exits=exits,
+        heard={each.rank: each.t for each in watch.exits if each.status is not None},
         culprit=culprit,
         cause="; ".join(filter(None, causes)),
         output=_tail(plan, culprit) if ending != "completed" else "",

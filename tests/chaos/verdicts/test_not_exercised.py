@@ -184,6 +184,22 @@ def test_so_is_one_that_a_rank_was_leaving(reference: Evidence, killed: Evidence
     )
 
 
+@pytest.mark.parametrize(
+    ("t", "verdict"), [(9.9, Verdict.UNRECOVERABLE), (10.1, Verdict.RECOVERED)]
+)
+def test_so_is_one_in_which_a_rank_was_killed_by_what_no_fault_is(
+    reference: Evidence, run: Evidence, t: float, verdict: Verdict
+) -> None:
+    run.strike(KILL)  # of rank 1, at 10
+    died = {0: -signal.SIGSEGV, 1: -signal.SIGKILL}
+    interrupt(run, exits=died, heard={0: t, 1: 10.2})
+    finish(run)
+    judgement = run.judged(reference, KILL)
+    assert judgement.verdict is verdict
+    if verdict is Verdict.UNRECOVERABLE:
+        assert "rank 0 was killed by SIGSEGV" in judgement.reason
+
+
 @pytest.mark.parametrize(("step", "verdict"), [(2, "NOT_EXERCISED"), (3, "RECOVERED")])
 def test_a_sigterm_that_was_ignored_has_no_part_in_a_later_preemption(
     reference: Evidence, run: Evidence, step: int, verdict: str
