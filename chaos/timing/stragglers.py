@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 
 from .times import OUTSIDE, PHASES, StepTimes
@@ -41,7 +42,9 @@ _TO_SIGMA = 1.4826  # of a median absolute deviation
 _SIGMAS = 3.0
 
 Measure = Callable[[StepTimes], float]
-_MEASURES: tuple[Measure, ...] = (lambda each: each.slept, lambda each: each.busy)
+_MEASURES: tuple[Measure, ...] = (attrgetter("slept"), attrgetter("busy"))
+_WAITED: Measure = attrgetter("waited")
+_TOTAL: Measure = attrgetter("total")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +105,13 @@ class _Steps:
         self.first = [step for step in whole if any(each.index == 0 for each in step.values())]
         self.later = [step for step in whole if step not in self.first]
         self.knows_usual = len(self.later) >= _STEPS_MIN
+        self._usual: dict[tuple[Measure, int], float] = {}
 
     def usual(self, measure: Measure, rank: int) -> float:
-        return median(measure(step[rank]) for step in self.later)
+        key = measure, rank
+        if key not in self._usual:
+            self._usual[key] = median(measure(step[rank]) for step in self.later)
+        return self._usual[key]
 
     def scatter(self, measure: Measure, ranks: Sequence[int]) -> float:
         """How far single steps are from their rank's usual one; a standard deviation."""
@@ -141,7 +148,7 @@ def _lateness(
     own = longer(measure, rank)
     # All ranks take longer on a busy machine.
     common = max(0.0, median(longer(measure, each) for each in others))
-    waited = median(longer(lambda each: each.waited, each) for each in others)
+    waited = median(longer(_WAITED, each) for each in others)
     excuse = step[rank].excuse if measure is _MEASURES[0] else 0.0
     return _Lateness(seconds=own, beyond=own - common, waited=waited, excuse=excuse)
 
@@ -181,8 +188,12 @@ def _in_step(
             return
 
 
+def _without_starving(step: StepTimes) -> float:
+    return step.total - step.starved
+
+
 def _threshold(measure: Measure, usual: _Steps, clean: _Steps | None) -> float:
-    total = max(usual.usual(lambda each: each.total - each.starved, r) for r in usual.ranks)
+    total = max(usual.usual(_without_starving, rank) for rank in usual.ranks)
     found = [LATE_S_MIN, _OF_A_STEP * total, _OF_SCATTER * usual.scatter(measure, usual.ranks)]
     if clean is not None:
         by_itself = (
@@ -194,7 +205,7 @@ def _threshold(measure: Measure, usual: _Steps, clean: _Steps | None) -> float:
 
 def _in_most(own: _Steps, clean: _Steps, rank: int) -> Iterator[Straggler]:
     """Late in most steps of the attempt, so that its own median does not tell."""
-    total = max(clean.usual(lambda each: each.total, each) for each in clean.ranks)
+    total = max(clean.usual(_TOTAL, each) for each in clean.ranks)
     for measure in _MEASURES:
         late = [_lateness(measure, step, clean, rank) for step in own.later]
         exceeding = [each.exceeds(max(LATE_S_MIN, total)) for each in late]
