@@ -99,6 +99,7 @@ def override(operation: Operation, method: str) -> Callable[..., Work]:
         words, seconds = log.words, log.seconds
         number = log.next_number()
         record = HEADER_WORDS + number % log.capacity * RECORD_WORDS
+        words[record + NUMBER] = 0  # until it is whole, it is none
         seconds[record + T] = began = monotonic()
         words[record + SEQUENCE] = sequence
         words[record + WHAT] = self.index | signature.index << 32

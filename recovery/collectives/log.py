@@ -22,8 +22,8 @@ from typing import Any
 
 _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"calls02\n"
-# Time, sequence number in its group, group, call, how it went, and last, so that a record that a
-# kill cut short is not taken for the newest, the number of the call from 1.
+# Time, sequence number in its group, group, call, how it went, and the number of the call from 1,
+# which is 0 while the rest is written, so that a record that a kill cut short is none.
 _RECORD = struct.Struct("<dQIIdQ")
 
 HEADER_WORDS, RECORD_WORDS = _HEADER.size // 8, _RECORD.size // 8

@@ -21,6 +21,7 @@ class WrittenLog(CallLog):
     def begin(self, t: float, group: int, call: int, sequence: int) -> int:
         number = self.next_number()
         record = self._record(number)
+        self.words[record + NUMBER] = 0
         self.seconds[record + T] = t
         self.words[record + SEQUENCE] = sequence
         self.words[record + WHAT] = group | call << 32
