@@ -109,15 +109,13 @@ class Fingerprinter:
         for name, tensor in tensors.items():
             placement, local = self._place(name, tensor)
             placements.append(placement)
-            if placement.count * _words_per_element(placement) > _LARGE_WORDS:
+            if placement.words > _LARGE_WORDS:
                 lanes[name] = _hash_large(placement, local)
             else:
                 small.setdefault(local.device, []).append((placement, local))
         for device, members in small.items():
             lanes |= self._hash_small(device, members)
-        return {
-            p.name: (*lanes[p.name], p.count, _numel(p.global_shape), p.replica) for p in placements
-        }
+        return {p.name: (*lanes[p.name], p.count, p.global_count, p.replica) for p in placements}
 
     def region(self, name: str) -> str:
         """Where this rank's part of ``name`` lies in the whole: offset, shape and global shape.
@@ -141,13 +139,13 @@ class Fingerprinter:
         self, device: torch.device, members: list[tuple[Placement, torch.Tensor]]
     ) -> dict[str, tuple[int, int]]:
         # By dtype, so that one concatenation and one conversion serve all tensors of a dtype.
-        members = sorted(members, key=lambda member: str(member[0].dtype))
+        members = sorted(members, key=lambda member: member[0].kind)
         placements = [placement for placement, _ in members]
         batch = self._batches.get(device)
         if batch is None or batch.placements != placements:
             batch = self._batches[device] = _plan(placements, device)
         filled = 0
-        for _, group in groupby(members, key=lambda member: member[0].dtype):
+        for _, group in groupby(members, key=lambda member: member[0].kind):
             parts = [_flat(local) for _, local in group]
             words = _as_words(parts[0] if len(parts) == 1 else torch.cat(parts))
             batch.words[filled : filled + len(words)] = words
@@ -179,7 +177,7 @@ def _digests(objects: Mapping[str, object]) -> dict[str, str]:
 
 def _plan(placements: list[Placement], device: torch.device) -> _Batch:
     keys = [
-        position_keys(placement, words=_words_per_element(placement), device=device)
+        position_keys(placement, words=placement.words_each, device=device)
         for placement in placements
     ]
     sizes = [part.shape[1] for part in keys]
@@ -198,7 +196,7 @@ def _plan(placements: list[Placement], device: torch.device) -> _Batch:
 
 def _hash_large(placement: Placement, local: torch.Tensor) -> tuple[int, int]:
     """The same sum, over slices along the first dimension, so that keys never fill the memory."""
-    words = _words_per_element(placement)
+    words = placement.words_each
     flat = local.reshape(-1) if local.dim() == 0 else local
     row_words = max(1, placement.count * words // flat.shape[0])
     step = max(1, _LARGE_WORDS // row_words)
@@ -218,10 +216,6 @@ def _hash_large(placement: Placement, local: torch.Tensor) -> tuple[int, int]:
         first, second = _pair((keys * values).sum(dim=1))
         total = ((total[0] + first) & _UINT64, (total[1] + second) & _UINT64)
     return total
-
-
-def _words_per_element(placement: Placement) -> int:
-    return max(1, placement.dtype.itemsize // 4)
 
 
 def _flat(local: torch.Tensor) -> torch.Tensor:
@@ -246,10 +240,3 @@ def _as_words(flat: torch.Tensor) -> torch.Tensor:
 def _pair(sums: torch.Tensor) -> tuple[int, int]:
     first, second = sums.tolist()
     return first & _UINT64, second & _UINT64
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 import torch
@@ -42,10 +42,32 @@ class Placement:
     offset: tuple[int, ...]
     replica: str
 
-    @property
+    # Worked out once: a state is hashed after every step, and its layout hardly ever changes.
+
+    @cached_property
     def count(self) -> int:
         """Elements on this rank."""
         return prod(self.shape)
+
+    @cached_property
+    def global_count(self) -> int:
+        """Elements of the whole."""
+        return prod(self.global_shape)
+
+    @cached_property
+    def words_each(self) -> int:
+        """32-bit words of an element; a smaller one counts as one."""
+        return max(1, self.dtype.itemsize // 4)
+
+    @cached_property
+    def words(self) -> int:
+        """32-bit words on this rank."""
+        return self.count * self.words_each
+
+    @cached_property
+    def kind(self) -> str:
+        """The dtype's name, to sort by."""
+        return str(self.dtype)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
