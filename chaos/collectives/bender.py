@@ -42,8 +42,10 @@ class Bender:
             self._armed.remove(found)
             work = self._bent(call, *found)
         else:
+            late = self._no_longer_held(call)
             work = call.issue()
-            self._make_held(call)
+            for held in late:
+                held.make()
         return work
 
     def _bent(self, call: Call, index: int, fault: Fault) -> Work:
@@ -72,15 +74,18 @@ class Bender:
         self._held.append((held, call, fault, index))
         return held
 
-    def _make_held(self, after: Call) -> None:
+    def _no_longer_held(self, next_one: Call) -> list[Held]:
+        """Those to be made after the next one, recorded before: gloo may end the process for it."""
+        found = []
         for held, call, fault, index in list(self._held):
-            same = after.group is call.group and after.operation is call.operation
-            other = after.group is not call.group
+            same = next_one.group is call.group and next_one.operation is call.operation
+            other = next_one.group is not call.group
             if other if fault.across else same:
                 self._held.remove((held, call, fault, index))
-                what = f"was made after the next one, {after.operation.name} at {after.site}"
+                what = f"was made after the next one, {next_one.operation.name} at {next_one.site}"
                 self._record(call, index, fault, what)
-                held.make()
+                found.append(held)
+        return found
 
     def _record(self, call: Call, index: int, fault: Fault, what: str, *, unable: str = "") -> None:
         self._trace.record(
