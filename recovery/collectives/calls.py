@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from .callsite import CallSite, call_site, hidden_files, known_sites
 from .journal import KEPT
-from .log import HEADER_WORDS, NUMBER, OUTCOME, RECORD_WORDS, SEQUENCE, UNDER_WAY, WHAT, T
-from .operations import Operation
+from .log import HEADER_WORDS, RECORD, RECORD_WORDS, UNDER_WAY
+from .operations import Operation, first_tensors
 from .works import MeteredWork, TimedWork
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def override(operation: Operation, method: str) -> Callable[..., Work]:
     native: Callable[..., Work] = getattr(ProcessGroup, method)
     compared_of, terms_of = operation.compared, operation.terms
     reduces_by = operation.options if operation.has_reduction and not operation.has_root else 0
-    is_message = operation.is_point_to_point
+    is_message, takes_first = operation.is_point_to_point, operation.compared is first_tensors
     getframe, is_hidden, site_at = sys._getframe, hidden_files.get, known_sites.get
+    pack = RECORD.pack_into
 
     def call(self: ObservedGroup, *arguments: Any, **named: Any) -> Work:
         observer = self.observer
@@ -71,7 +72,7 @@ def override(operation: Operation, method: str) -> Callable[..., Work]:
             site = (frame and site_at((id(frame.f_code), frame.f_lasti))) or call_site(2)
 
         given = (*arguments, *named.values()) if named else arguments
-        compared = compared_of(given)
+        compared = given[0] if takes_first and type(given[0]) is list else compared_of(given)
         try:
             terms = hash(given[reduces_by].reduceOp) if reduces_by else terms_of(given)
         except (AttributeError, IndexError):
@@ -96,21 +97,15 @@ def override(operation: Operation, method: str) -> Callable[..., Work]:
         log = observer.log
         if log is None:
             return native(self.unobserved, *arguments, **named)
-        words, seconds = log.words, log.seconds
-        number = log.next_number()
+        number, began = log.next_number(), monotonic()
         record = HEADER_WORDS + number % log.capacity * RECORD_WORDS
-        words[record + NUMBER] = 0  # until it is whole, it is none
-        seconds[record + T] = began = monotonic()
-        words[record + SEQUENCE] = sequence
-        words[record + WHAT] = self.index | signature.index << 32
-        seconds[record + OUTCOME] = UNDER_WAY
-        words[record + NUMBER] = number
+        pack(log.ring, record * 8, began, sequence, self.index, signature.index, UNDER_WAY, number)
         work = native(self.unobserved, *arguments, **named)
         if not self.is_timed:
             return work
         handle = TimedWork() if observer.meter is None else MeteredWork.of(observer.meter)
         handle.inner = work
-        handle.words, handle.seconds = words, seconds
+        handle.words, handle.seconds = log.words, log.seconds
         handle.number, handle.record = number, record
         handle.began = began
         return handle

@@ -22,14 +22,14 @@ from typing import Any
 
 _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"calls02\n"
-# Time, sequence number in its group, group, call, how it went, and the number of the call from 1,
-# which is 0 while the rest is written, so that a record that a kill cut short is none.
-_RECORD = struct.Struct("<dQIIdQ")
 
-HEADER_WORDS, RECORD_WORDS = _HEADER.size // 8, _RECORD.size // 8
-T, SEQUENCE, WHAT, OUTCOME, NUMBER = range(RECORD_WORDS)
-"""The words of a record, in the order in which they are to be written; ``WHAT`` has the group below
-and the call above its 32 bits."""
+RECORD = struct.Struct("<dQIIdQ")
+"""Time, sequence number in its group, group, call, how it went, and last, so that a record that a
+kill cut short is not taken for the newest, the number of the call from 1."""
+
+HEADER_WORDS, RECORD_WORDS = _HEADER.size // 8, RECORD.size // 8
+OUTCOME, NUMBER = 3, 4
+"""The words of a record that are used apart."""
 
 DONE = 0.0
 UNDER_WAY, WAITED_FOR = -1.0, -2.0
@@ -41,22 +41,22 @@ _STATES = {UNDER_WAY: "under way", WAITED_FOR: "waited for", DONE: "done"}
 class CallLog:
     """Writes to ``path``, which is made anew.
 
-    What writes a record, `calls` and `works`, does so word by word: a call of a function for each
-    would take as long as the rest. ``words`` and ``seconds`` are the file as unsigned integers and
-    as doubles, `HEADER_WORDS` and then `RECORD_WORDS` for each of ``capacity`` records;
+    `calls` and `works` write the records themselves: a function here would take as long as all the
+    rest. ``ring`` is the file, ``words`` and ``seconds`` the same as unsigned integers and as
+    doubles: `HEADER_WORDS` and then `RECORD_WORDS` for each of ``capacity`` records.
     ``next_number`` gives the numbers of calls, which decide where their records are.
     """
 
     def __init__(self, path: Path, *, capacity: int = 1024) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        size = _HEADER.size + capacity * _RECORD.size
+        size = _HEADER.size + capacity * RECORD.size
         os.truncate(self._file, size)
-        self._map = mmap.mmap(self._file, size)
-        self._map[: _HEADER.size] = _HEADER.pack(_MAGIC, capacity, size)
+        self.ring = mmap.mmap(self._file, size)
+        self.ring[: _HEADER.size] = _HEADER.pack(_MAGIC, capacity, size)
         os.lseek(self._file, 0, os.SEEK_END)
         self.capacity = capacity
-        self.words = memoryview(self._map).cast("Q")
-        self.seconds = memoryview(self._map).cast("d")
+        self.words = memoryview(self.ring).cast("Q")
+        self.seconds = memoryview(self.ring).cast("d")
         self.next_number = itertools.count(1).__next__
 
     def name(self, kind: str, index: int, /, **facts: object) -> None:
@@ -67,7 +67,7 @@ class CallLog:
     def close(self) -> None:
         self.words.release()
         self.seconds.release()
-        self._map.close()
+        self.ring.close()
         os.close(self._file)
 
 
@@ -133,7 +133,7 @@ def read_calls(path: Path) -> list[LoggedCall]:
     for line in text[: text.rfind(b"\n") + 1].splitlines():
         fact = json.loads(line)
         names[fact["kind"], fact["index"]] = fact
-    records = (_RECORD.unpack_from(data, _HEADER.size + n * _RECORD.size) for n in range(capacity))
+    records = (RECORD.unpack_from(data, _HEADER.size + n * RECORD.size) for n in range(capacity))
     made = sorted((record for record in records if record[-1]), key=itemgetter(-1))
     return [_logged(record, names) for record in made]
 

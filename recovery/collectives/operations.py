@@ -57,7 +57,7 @@ def _flat(value: Any) -> list[torch.Tensor]:
     return [tensor for each in value for tensor in _flat(each)]
 
 
-def _first(arguments: Arguments) -> Tensors:
+def first_tensors(arguments: Arguments) -> Tensors:
     value = arguments[0]
     # Whether something is a tensor takes four times as long to ask as whether it is a list.
     return value if type(value) is list or not isinstance(value, torch.Tensor) else (value,)
@@ -85,7 +85,9 @@ def _one_of_first(arguments: Arguments) -> Tensors:
 
 
 def _in_place(name: str, *methods: str, **more: Any) -> Operation:
-    return Operation(name=name, methods=methods, compared=_first, payload=_first, **more)
+    return Operation(
+        name=name, methods=methods, compared=first_tensors, payload=first_tensors, **more
+    )
 
 
 OPERATIONS = (
@@ -104,35 +106,35 @@ OPERATIONS = (
         name="all_gather_into_tensor",
         methods=("_allgather_base", "all_gather_single"),
         compared=_second,
-        payload=_first,
+        payload=first_tensors,
     ),
     Operation(
         name="all_gather_into_tensor_coalesced",
         methods=("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
         compared=_second,
-        payload=_first,
+        payload=first_tensors,
     ),
     Operation(
         name="reduce_scatter",
         methods=("reduce_scatter",),
         compared=_all_of_second,
-        payload=_first,
+        payload=first_tensors,
         options=2,
         has_reduction=True,
     ),
     Operation(
         name="reduce_scatter_tensor",
         methods=("_reduce_scatter_base", "reduce_scatter_single"),
-        compared=_first,
-        payload=_first,
+        compared=first_tensors,
+        payload=first_tensors,
         options=2,
         has_reduction=True,
     ),
     Operation(
         name="reduce_scatter_tensor_coalesced",
         methods=("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
-        compared=_first,
-        payload=_first,
+        compared=first_tensors,
+        payload=first_tensors,
         options=2,
         has_reduction=True,
     ),
@@ -140,14 +142,14 @@ OPERATIONS = (
         name="all_to_all",
         methods=("alltoall",),
         compared=_one_of_first,
-        payload=_first,
+        payload=first_tensors,
         compares_shapes=False,
     ),
     Operation(
         name="all_to_all_single",
         methods=("alltoall_base", "all_to_all_single"),
-        compared=_first,
-        payload=_first,
+        compared=first_tensors,
+        payload=first_tensors,
         compares_shapes=False,
     ),
     Operation(
@@ -161,8 +163,8 @@ OPERATIONS = (
     Operation(
         name="scatter",
         methods=("scatter",),
-        compared=_first,
-        payload=_first,
+        compared=first_tensors,
+        payload=first_tensors,
         options=2,
         has_root=True,
     ),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from seatrial.recovery.collectives.log import (
     HEADER_WORDS,
-    NUMBER,
     OUTCOME,
+    RECORD,
     RECORD_WORDS,
-    SEQUENCE,
     UNDER_WAY,
-    WHAT,
     CallLog,
-    T,
 )
 
 
@@ -20,13 +17,8 @@ class WrittenLog(CallLog):
 
     def begin(self, t: float, group: int, call: int, sequence: int) -> int:
         number = self.next_number()
-        record = self._record(number)
-        self.words[record + NUMBER] = 0
-        self.seconds[record + T] = t
-        self.words[record + SEQUENCE] = sequence
-        self.words[record + WHAT] = group | call << 32
-        self.seconds[record + OUTCOME] = UNDER_WAY
-        self.words[record + NUMBER] = number
+        offset = self._record(number) * 8
+        RECORD.pack_into(self.ring, offset, t, sequence, group, call, UNDER_WAY, number)
         return number
 
     def tell(self, number: int, outcome: float) -> None:
