@@ -32,12 +32,13 @@ _REQUEST_S = 5.0
 
 @dataclass(frozen=True)
 class _Cut:
-    """A fault that keeps packets of ``host`` from going ``way`` until ``until`` (monotonic)."""
+    """A fault that keeps packets of ``host`` from going ``way`` until ``until`` (monotonic), or for
+    good."""
 
     fault: int
     host: int
     way: str
-    until: float | None
+    until: float | None = None
 
 
 class Switch:
@@ -84,9 +85,7 @@ class Switch:
         fault, host = int(str(request["fault"])), int(str(request["host"]))
         match request["do"]:
             case "partition":
-                heal = request["heal"]
-                until = None if heal is None else time.monotonic() + float(str(heal))
-                self._cut(_Cut(fault, host, str(request["way"]), until))
+                self._cut(_Cut(fault, host, str(request["way"])), request["heal"])
             case "throttle":
                 self._links.throttle(host, float(str(request["rate"])))
                 self._throttled.append((fault, host))
@@ -100,10 +99,13 @@ class Switch:
                 raise ValueError(f"unknown request {unknown!r}")
         return {}
 
-    def _cut(self, cut: _Cut) -> None:
+    def _cut(self, cut: _Cut, heal: object) -> None:
+        """For ``heal`` seconds from when it is cut, which takes some milliseconds."""
         self._links.cut(cut.host, cut.way)
-        self._cuts.append(cut)
-        self._trace.record("network", fault=cut.fault, host=cut.host, did="cut", way=cut.way)
+        t = time.monotonic()
+        until = None if heal is None else t + float(str(heal))
+        self._cuts.append(replace(cut, until=until))
+        self._trace.record("network", t=t, fault=cut.fault, host=cut.host, did="cut", way=cut.way)
 
     def _crash(self, fault: int, host: int) -> None:
         inside = self._links.hosts[host]
