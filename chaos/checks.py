@@ -148,7 +148,9 @@ def _failed_before(t: float, run: Run, attempt: Attempt, rank: int) -> str:
     status = attempt.exits.get(rank, 0)
     if status in (0, PREEMPTED) or attempt.heard.get(rank, t) >= t:
         return ""
-    return f"was killed by {Signals(-status).name}" if status < 0 else f"left with code {status}"
+    return (
+        f"was killed by {Signals(-status).name}" if status < 0 else f"left with exit code {status}"
+    )
 
 
 def _explains(case: Case, strike: Strike, attempt: Attempt) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from .errors import CheckpointError, SilentRanksError
 
-__all__ = ["Exchange", "Round", "SoloExchange", "StoreExchange"]
+__all__ = ["Exchange", "Round", "SoloExchange", "StoreExchange", "await_keys"]
 
 COORDINATOR = 0
 TIMEOUT_S = 300.0
@@ -45,6 +45,18 @@ class KeyValueStore(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
     def delete_key(self, key: str, /) -> bool: ...
+
+
+def await_keys(store: KeyValueStore, keys: list[str], timeout_s: float) -> list[str]:
+    """Those of ``keys`` that are not there when ``timeout_s`` is over; empty as soon as all are."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = _POLL_S_MIN
+    while not store.check(keys):
+        if time.monotonic() >= deadline:
+            return [key for key in keys if not store.check([key])]
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.25, _POLL_S_MAX)
+    return []
 
 
 class Round(ABC):
@@ -211,14 +223,7 @@ class StoreExchange(Exchange):
 
     def missing(self, keys: list[str], timeout_s: float) -> list[str]:
         """The keys that are not there when ``timeout_s`` is over; empty as soon as all are."""
-        deadline = time.monotonic() + timeout_s
-        pause_s = _POLL_S_MIN
-        while not self._store.check(keys):
-            if time.monotonic() >= deadline:
-                return [key for key in keys if not self._store.check([key])]
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.25, _POLL_S_MAX)
-        return []
+        return await_keys(self._store, keys, timeout_s)
 
     def will_delete(self, keys: list[str]) -> None:
         """Delete announced ``keys`` once every rank has posted again, and so has read them."""

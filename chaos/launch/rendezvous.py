@@ -12,7 +12,6 @@ asks from threads of its own, also while the interpreter ends, and must not come
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,8 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-_POLL_S_MIN = 0.0005
-_POLL_S_MAX = 0.01
+from seatrial.recovery.exchange import await_keys
 
 
 class EagerFileStore(Store):
@@ -75,11 +73,5 @@ class EagerFileStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]
-        deadline = time.monotonic() + limit.total_seconds()
-        pause_s = _POLL_S_MIN
-        while not self._file.check(keys):
-            if time.monotonic() > deadline:
-                missing = ", ".join(key for key in keys if not self._file.check([key]))
-                raise dist.DistStoreError(f"no rank has set {missing} in {limit}")
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.25, _POLL_S_MAX)
+        if missing := await_keys(self._file, list(keys), limit.total_seconds()):
+            raise dist.DistStoreError(f"no rank has set {', '.join(missing)} in {limit}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import io
 import random
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from seatrial.recovery.modules import extra_states
 from seatrial.recovery.rng import derive_seed
 from seatrial.recovery.state import TrainingState
 
@@ -54,8 +54,7 @@ def hand_off(state: TrainingState, directory: Path, *, rank: int) -> None:
         },
         "extra_states": {
             component: {
-                name: copy.deepcopy(part.get_extra_state())
-                for name, part in extra_states(module).items()
+                name: copy.deepcopy(part.get_extra_state()) for name, part in _keepers(module)
             }
             for component, module in state.modules().items()
         },
@@ -83,7 +82,7 @@ def take_over(state: TrainingState, directory: Path, *, rank: int) -> None:
         for tensor, name in _names(module).items():
             _fill(tensor, wholes[name])
         extras = {n: one for part in parts for n, one in part["extra_states"][component].items()}
-        for name, keeper in extra_states(module).items():
+        for name, keeper in _keepers(module):
             keeper.set_extra_state(extras[name])
     for number, optimizer in enumerate(_optimizers(state)):
         given = [part["optimizers"][number] for part in parts]
@@ -123,6 +122,17 @@ def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
     """Parameters and buffers by name, each once; DDP alone adds a prefix."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {tensor: name.removeprefix("module.") for name, tensor in named}
+
+
+def _keepers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules that keep more than tensors, by name; DDP alone adds a prefix.
+
+    Not `seatrial.recovery.modules.extra_states`, which restores go by: what that one overlooked
+    would be handed over by nobody, and be equal.
+    """
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield f"{name}.".removeprefix("module."), module
 
 
 def _keeper(optimizer: torch.optim.Optimizer) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from seatrial.chaos.launch import rendezvous
 from seatrial.chaos.launch.rendezvous import EagerFileStore
+from seatrial.recovery import exchange
 
 LIMIT = timedelta(milliseconds=200)
 
@@ -88,7 +88,7 @@ def test_who_waits_looks_again_at_once(tmp_path: Path, monkeypatch: pytest.Monke
         if len(pauses) == 20:
             one.set("key", "value")
 
-    monkeypatch.setattr(rendezvous.time, "sleep", sleep)
+    monkeypatch.setattr(exchange.time, "sleep", sleep)
     other.wait(["key"])
     assert len(pauses) == 20
     assert pauses[0] <= 0.001

@@ -25,6 +25,7 @@ class Calls:
         self._trace = trace
         self.made: list[tuple[str, int]] = []
         self.fails = ""
+        self._operation = SimpleNamespace(name="all_reduce")
 
     def __call__(self, site: str) -> Any:
         def issue() -> Work:
@@ -34,8 +35,6 @@ class Calls:
                 raise SystemExit
             return Work()
 
-        operation = SimpleNamespace(name="all_reduce")
-        self._operation = getattr(self, "_operation", operation)
         return SimpleNamespace(group=GROUP, operation=self._operation, site=site, issue=issue)
 
 
